@@ -1,0 +1,12 @@
+//! Mainstay's rules, and nothing else.
+//!
+//! This crate decides. It performs no IO, reads no clock, draws no random number, runs no task and keeps no
+//! hash-ordered collection: time and entropy come in as arguments, and what must happen goes out as values.
+//! Recovery and live traffic use the same functions.
+
+pub mod call;
+pub mod id;
+pub mod principal;
+pub mod session;
+pub mod time;
+pub mod wire;
