@@ -1,0 +1,62 @@
+"""The Python SDK of the 2.x line as a client in legacy mode (it initializes; no probe for the
+stateless revision). Usage: py2.py URL (see README.md).
+"""
+
+from contextlib import asynccontextmanager
+from typing import Any, AsyncIterator
+
+import mcp_types as types
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+
+from driver import Inbox, Wire, drive
+
+
+async def ignore_progress(*_: Any) -> None:
+    """Declared only when wanted: a request carries a progress token exactly then."""
+
+
+class Session:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.protocol = client.protocol_version
+        info = client.server_info
+        self.server = {} if info is None else info.model_dump(mode="json", exclude_none=True)
+
+    async def call(self, command: dict[str, Any]) -> types.CallToolResult:
+        timeout_ms = command.get("timeout_ms")
+        return await self._client.call_tool(
+            command["tool"],
+            command.get("args", {}),
+            read_timeout_seconds=None if timeout_ms is None else timeout_ms / 1000,
+            progress_callback=ignore_progress if command.get("progress") else None,
+            meta=command.get("meta"),
+        )
+
+    async def list_page(self, cursor: str | None) -> tuple[list[str], str | None]:
+        listed = await self._client.list_tools(cursor=cursor)
+        return [tool.name for tool in listed.tools], listed.next_cursor
+
+
+@asynccontextmanager
+async def open_session(url: str, wire: Wire, inbox: Inbox) -> AsyncIterator[Session]:
+    async def elicit(_context: Any, _params: Any) -> types.ElicitResult:
+        return types.ElicitResult.model_validate(await inbox.elicit())
+
+    async def received(message: Any) -> None:
+        if not isinstance(message, Exception):
+            inbox.received(message)
+
+    async with create_mcp_http_client() as http_client:
+        wire.watch(http_client)
+        async with Client(
+            streamable_http_client(url, http_client=http_client),
+            mode="legacy",
+            elicitation_callback=elicit,
+            message_handler=received,
+        ) as client:
+            yield Session(client)
+
+
+drive(open_session)

@@ -1,0 +1,19 @@
+// The TypeScript client of the 2.x line in its default mode (it initializes; no probe for the
+// stateless revision). Usage: ts2.mjs URL (see README.md).
+
+import { drive } from './driver.mjs';
+import { load } from './packages.mjs';
+
+const { Client, StreamableHTTPClientTransport } = load('@modelcontextprotocol/client');
+
+drive(({ url, fetch, elicit }) => {
+    const client = new Client(
+        { name: 'ts2', version: '1.0.0' },
+        { capabilities: { elicitation: {} } }
+    );
+    client.setRequestHandler('elicitation/create', elicit);
+    const callTool = client.callTool.bind(client);
+    // The 2.x line has dropped the result schema from between the parameters and the options.
+    client.callTool = (params, _schema, options) => callTool(params, options);
+    return { client, transport: new StreamableHTTPClientTransport(url, { fetch }) };
+});
