@@ -1,0 +1,377 @@
+//! The worker's side: what a worker is given, and what it may ask of the keeper.
+//!
+//! A worker attaches once, with the socket that is its standard input. It is given the listening sockets, its settings
+//! and every child that is held, each with the frames that no worker has acknowledged yet. From then on it reads each
+//! child's events from that child's own channel, and tells the keeper what it has dealt with.
+//!
+//! Delivery is at least once: a frame that was delivered and not acknowledged comes again, with the same number, to the
+//! next worker. An acknowledgement travels within [`ACKNOWLEDGE_DELAY_MS`]; a worker that dies before loses it.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::channel::{Inbox, Outbox};
+use crate::identity::ProcessIdentity;
+use crate::protocol::{FRAME_BYTES_MAX, Holding, PROTOCOL_VERSION, ProtocolError, ToKeeper, ToWorker, Welcoming};
+use crate::types::{ChildId, Exit, Spawn, SpawnFailure};
+
+use shared::{Reply, Shared};
+
+mod receive;
+mod shared;
+
+/// An attached worker's belongings.
+#[derive(Debug)]
+pub struct Attached {
+    /// The way to the keeper.
+    pub custody: Custody,
+    /// What the keeper handed over.
+    pub welcome: Welcome,
+    /// What the keeper wants. Its end (`None`) means the same as [`Order::Detached`].
+    pub orders: mpsc::Receiver<Order>,
+}
+
+/// What the keeper hands to a worker.
+pub struct Welcome {
+    /// The named listening sockets. They are shared with the keeper, which never accepts on them and never closes them.
+    pub listeners: Vec<(String, OwnedFd)>,
+    /// The opaque settings of the plan.
+    pub settings: Vec<u8>,
+    /// The keeper's process.
+    pub keeper: ProcessIdentity,
+    /// Counts the workers of this keeper, from 1.
+    pub worker_number: u64,
+    /// The children of earlier workers, those that have ended meanwhile included.
+    pub children: Vec<Held>,
+}
+
+impl fmt::Debug for Welcome {
+    /// Without the settings, which may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.listeners.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("Welcome")
+            .field("listeners", &names)
+            .field("settings_bytes", &self.settings.len())
+            .field("keeper", &self.keeper)
+            .field("worker_number", &self.worker_number)
+            .field("children", &self.children.len())
+            .finish()
+    }
+}
+
+/// A child that was started for an earlier worker.
+#[derive(Debug)]
+pub struct Held {
+    /// Its number.
+    pub child: ChildId,
+    /// The label it was spawned with.
+    pub label: Vec<u8>,
+    /// Its process.
+    pub identity: ProcessIdentity,
+    /// When it was spawned, in milliseconds of Unix time.
+    pub spawned_at_unix_ms: u64,
+    /// Whole frames handed to its pipe before this worker attached, counted over all workers.
+    pub frames_written: u64,
+    /// Whole frames taken over by the keeper before this worker attached: written, or about to be. The next
+    /// [`Custody::write`] gets the number after this one.
+    pub frames_accepted: u64,
+    /// All unacknowledged frames in order, then what follows; ends behind [`ChildEvent::Exited`], or with the keeper.
+    pub events: mpsc::Receiver<ChildEvent>,
+}
+
+/// A child that was started for this worker.
+#[derive(Debug)]
+pub struct Spawned {
+    /// Its number.
+    pub child: ChildId,
+    /// Its process.
+    pub identity: ProcessIdentity,
+    /// What it does; ends behind [`ChildEvent::Exited`], or with the keeper.
+    pub events: mpsc::Receiver<ChildEvent>,
+}
+
+/// What the keeper wants of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Finish calls in flight and exit.
+    Drain {
+        /// Whether the gateway goes for good: delete upstream sessions, end children.
+        retire: bool,
+    },
+    /// The keeper is gone. Nothing can be kept; exit.
+    Detached,
+}
+
+/// What happened to a child, in order.
+#[derive(Clone, PartialEq, Eq)]
+pub enum ChildEvent {
+    /// It wrote a line.
+    Frame {
+        /// Counts what it wrote, from 1, oversize lines included.
+        number: u64,
+        /// The line without its end.
+        bytes: Bytes,
+    },
+    /// It wrote a line above the bound, which was not kept.
+    Oversize {
+        /// Counts as a frame's number does.
+        number: u64,
+        /// The line's beginning.
+        head: Bytes,
+        /// The line's end.
+        tail: Bytes,
+        /// The line's length.
+        bytes: u64,
+    },
+    /// Frames went into its stdin. Told late and for several at once; not acknowledged.
+    Written {
+        /// All frames up to this number.
+        through: u64,
+    },
+    /// It has ended, and with it everything it had started. The last event.
+    Exited(Exit),
+}
+
+impl fmt::Debug for ChildEvent {
+    /// Without what the child wrote.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Frame { number, bytes } => write!(f, "Frame({number}, {} bytes)", bytes.len()),
+            Self::Oversize { number, bytes, .. } => write!(f, "Oversize({number}, {bytes} bytes)"),
+            Self::Written { through } => write!(f, "Written({through})"),
+            Self::Exited(exit) => f.debug_tuple("Exited").field(exit).finish(),
+        }
+    }
+}
+
+/// Why a worker could not attach.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The socket failed, or is no Unix stream.
+    #[error("could not talk to the keeper")]
+    Socket(#[from] io::Error),
+    /// The keeper ended the connection.
+    #[error("the keeper ended the connection")]
+    Ended,
+    /// The keeper speaks another version; it must be renewed before this worker can serve.
+    #[error("the keeper speaks protocol version {keeper}, this worker {worker}")]
+    Version {
+        /// The keeper's version.
+        keeper: u32,
+        /// This worker's version.
+        worker: u32,
+    },
+    /// The keeper said what it must not say.
+    #[error("the keeper's greeting is malformed")]
+    Protocol(#[from] ProtocolError),
+}
+
+/// Why a child was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The keeper could not start it.
+    #[error("{failure}: {detail}")]
+    Failed {
+        /// The sort of failure.
+        failure: SpawnFailure,
+        /// The object and the system's word for it.
+        detail: String,
+    },
+    /// The keeper is gone.
+    #[error("the keeper is gone")]
+    Detached,
+}
+
+/// Why a frame was not taken. It has not reached the child and never will.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// The child has ended, was forgotten, or the keeper is gone.
+    #[error("the child is gone")]
+    Gone,
+    /// The frame is above [`FRAME_BYTES_MAX`].
+    #[error("the frame is longer than {FRAME_BYTES_MAX} bytes")]
+    TooLong,
+    /// The frame holds a line end, which would make two messages of it (2025-11-25, Transports, stdio).
+    #[error("the frame holds a line end")]
+    LineEnd,
+}
+
+/// The way to the keeper, and through it to the children. Cheap to clone.
+#[derive(Clone)]
+pub struct Custody {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Custody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Custody")
+    }
+}
+
+impl Custody {
+    /// Attaches to the keeper over `socket`, normally a duplicate of standard input, and starts the tasks that serve it.
+    ///
+    /// # Errors
+    /// See [`AttachError`]; all of them are final for this process.
+    pub async fn attach(socket: OwnedFd) -> Result<Attached, AttachError> {
+        let socket = std::os::unix::net::UnixStream::from(socket);
+        socket.set_nonblocking(true)?;
+        let stream = UnixStream::from_std(socket)?;
+        let mut hello = Outbox::default();
+        ToKeeper::Hello { version: PROTOCOL_VERSION, pid: std::process::id() }.encode(&mut hello);
+        hello.write_all(&stream).await?;
+        let greeting = tokio::time::timeout(GREETING_BOUND, Greeting::read(&stream)).await;
+        let greeting = greeting.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let listeners = greeting.welcome.listeners.into_iter().zip(greeting.fds).collect();
+
+        let shared = Arc::new(Shared::new(stream));
+        let (order_sender, orders) = mpsc::channel(ORDERS_MAX);
+        let mut receiver = receive::Receiver::new(Arc::clone(&shared), greeting.inbox, order_sender);
+        let children = greeting.children.into_iter().map(|held| receiver.take_over(held)).collect();
+        tokio::spawn(receiver.run());
+        tokio::spawn(shared::flush(Arc::clone(&shared)));
+        let welcome = Welcome {
+            listeners,
+            settings: greeting.welcome.settings.into(),
+            keeper: greeting.welcome.keeper,
+            worker_number: greeting.welcome.worker_number,
+            children,
+        };
+        Ok(Attached { custody: Self { shared }, welcome, orders })
+    }
+
+    /// Says that this worker serves. A worker that doesn't say so in time is replaced.
+    pub async fn ready(&self) {
+        self.shared.send(&ToKeeper::Ready).await;
+    }
+
+    /// Starts a child.
+    ///
+    /// If this future is dropped before it resolves, the child is ended again by itself.
+    ///
+    /// # Errors
+    /// [`SpawnError::Failed`] says which file or directory was at fault.
+    pub async fn spawn(&self, spawn: Spawn) -> Result<Spawned, SpawnError> {
+        match self.ask(|request| ToKeeper::Spawn { request, spawn }).await {
+            Some(Reply::Spawned(spawned)) => Ok(spawned),
+            Some(Reply::SpawnFailed(failure, detail)) => Err(SpawnError::Failed { failure, detail }),
+            Some(Reply::StderrTail(_)) | None => Err(SpawnError::Detached),
+        }
+    }
+
+    /// Hands a frame to the child's stdin and returns its number, counted from 1 over all workers.
+    ///
+    /// Waits while more than [`STDIN_BYTES_MAX`](crate::STDIN_BYTES_MAX) wait for this child; callers are served in
+    /// order. Cancel-safe: a frame is handed over whole or not at all. That the child's pipe has it is told later, by
+    /// [`ChildEvent::Written`].
+    ///
+    /// # Errors
+    /// The frame was not taken.
+    pub async fn write(&self, child: ChildId, frame: Bytes) -> Result<u64, WriteError> {
+        if frame.len() > FRAME_BYTES_MAX {
+            return Err(WriteError::TooLong);
+        }
+        if frame.contains(&b'\n') {
+            return Err(WriteError::LineEnd);
+        }
+        self.shared.write(child, frame).await
+    }
+
+    /// Says that all frames of the child up to number `through` are dealt with and need not be kept. Never blocks.
+    pub fn acknowledge(&self, child: ChildId, through: u64) {
+        self.shared.acknowledge(child, through);
+    }
+
+    /// Ends the child: its stdin is closed; after `grace` it is asked to terminate, after `grace` again it is killed,
+    /// each time with everything it has started (requirement C1). [`ChildEvent::Exited`] tells when it is done.
+    pub async fn stop(&self, child: ChildId, grace: Duration) {
+        self.shared.send(&ToKeeper::Stop { child, grace }).await;
+    }
+
+    /// Has the keeper drop what it keeps of the child. Meant for a child that has ended; one that runs is killed.
+    pub async fn forget(&self, child: ChildId) {
+        self.shared.remove(child);
+        self.shared.send(&ToKeeper::Forget { child }).await;
+    }
+
+    /// The end of what the child wrote to stderr; empty if it or the keeper is gone.
+    pub async fn stderr_tail(&self, child: ChildId) -> Bytes {
+        match self.ask(|request| ToKeeper::StderrTail { request, child }).await {
+            Some(Reply::StderrTail(bytes)) => bytes,
+            Some(Reply::Spawned(_) | Reply::SpawnFailed(..)) | None => Bytes::new(),
+        }
+    }
+
+    /// Asks the keeper to stop the gateway. It answers with [`Order::Drain`].
+    pub async fn shutdown(&self, retire: bool) {
+        self.shared.send(&ToKeeper::Shutdown { retire }).await;
+    }
+
+    async fn ask(&self, message: impl FnOnce(u64) -> ToKeeper) -> Option<Reply> {
+        let (sender, receiver) = oneshot::channel();
+        let permit = self.shared.request_permit().await?;
+        let request = self.shared.expect_reply(sender)?;
+        self.shared.send(&message(request)).await;
+        let reply = receiver.await.ok();
+        drop(permit);
+        reply
+    }
+}
+
+/// What the keeper sends before it goes live.
+struct Greeting {
+    welcome: Welcoming,
+    fds: Vec<OwnedFd>,
+    children: Vec<Holding>,
+    inbox: Inbox,
+}
+
+impl Greeting {
+    async fn read(stream: &UnixStream) -> Result<Self, AttachError> {
+        let (mut inbox, mut fds, mut children) = (Inbox::default(), Vec::new(), Vec::new());
+        let mut welcome = None;
+        loop {
+            let Some(message) = inbox.next_message()? else {
+                if inbox.fill_with_fds(stream, &mut fds).await? == 0 {
+                    return Err(AttachError::Ended);
+                }
+                continue;
+            };
+            match (ToWorker::decode(message)?, welcome.is_some()) {
+                (ToWorker::Refused { version }, false) => {
+                    return Err(AttachError::Version { keeper: version, worker: PROTOCOL_VERSION });
+                }
+                (ToWorker::Welcome(sent), false) => welcome = Some(sent),
+                (ToWorker::Held(held), true) => children.push(held),
+                (ToWorker::Begin, true) => break,
+                _ => return Err(ProtocolError::Order.into()),
+            }
+        }
+        let welcome = welcome.ok_or(ProtocolError::Order)?;
+        if welcome.listeners.len() != fds.len() {
+            return Err(ProtocolError::Field("listeners").into());
+        }
+        Ok(Self { welcome, fds, children, inbox })
+    }
+}
+
+/// How long an acknowledgement may wait for company on its way, in milliseconds.
+pub const ACKNOWLEDGE_DELAY_MS: u64 = 5;
+
+/// How long the keeper may take to greet.
+const GREETING_BOUND: Duration = Duration::from_secs(30);
+
+/// Orders that may wait to be read. The keeper gives fewer in its life.
+const ORDERS_MAX: usize = 8;
+
+/// A lock whose holder panicked is still good: nothing is left half done under it.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

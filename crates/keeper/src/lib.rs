@@ -1,0 +1,19 @@
+//! Mainstay's keeper: the small, long-lived parent process, and the worker's way to it.
+//!
+//! The keeper holds what must outlive a worker: listening sockets, stdio children with their pipes, and the lock on the
+//! state directory. It starts workers one after the other and parses nothing but line ends. [`client`] is the other
+//! side, used inside the worker. `PROTOCOL.md` describes what they say to each other.
+
+pub use identity::{BootId, ProcessIdentity, Signal, SignalError, signal};
+pub use protocol::{FRAME_BYTES_MAX, PROTOCOL_VERSION, ProtocolError};
+pub use types::{
+    CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, ChildId, Exit, LABEL_BYTES_MAX, LINE_BYTES_MAX, MARKER_VARIABLE,
+    STDERR_TAIL_BYTES_MAX, STDIN_BYTES_MAX, Spawn, SpawnFailure,
+};
+
+pub mod client;
+
+mod channel;
+mod identity;
+mod protocol;
+mod types;

@@ -1,0 +1,461 @@
+//! The messages between the keeper and a worker, as bytes. `PROTOCOL.md` is the description for people.
+//!
+//! A message is a little-endian `u32` length, a kind byte and the kind's fields. The payload, where there is one, is the
+//! last field and is neither copied when it is large nor looked at.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+
+use crate::channel::Outbox;
+use crate::identity::{BootId, ProcessIdentity};
+use crate::types::{ChildId, Exit, Spawn, SpawnFailure};
+
+/// The version that both ends must have in common. Raised whenever a message changes.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// The longest frame in either direction, in bytes.
+pub const FRAME_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// The longest message: a frame and its fields, in bytes.
+pub(crate) const MESSAGE_BYTES_MAX: usize = FRAME_BYTES_MAX + 64 * 1024;
+
+/// The most items of one list in a message.
+pub(crate) const LIST_LEN_MAX: usize = 64 * 1024;
+
+/// The longest list of named listening sockets; far below what one message may carry in descriptors (253).
+pub(crate) const LISTENERS_MAX: usize = 16;
+
+/// Why bytes are no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// The length is zero or above the bound.
+    #[error("message length {0} is out of bounds")]
+    Length(usize),
+    /// No such kind.
+    #[error("unknown message kind {0}")]
+    Kind(u8),
+    /// A field is missing, too long or not of its type.
+    #[error("field `{0}` is malformed")]
+    Field(&'static str),
+    /// The message goes on behind its last field.
+    #[error("{0} bytes behind the last field")]
+    Trailing(usize),
+    /// A message that is not allowed at this point.
+    #[error("message out of order")]
+    Order,
+}
+
+/// What a worker says to the keeper.
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
+pub(crate) enum ToKeeper {
+    Hello { version: u32, pid: u32 },
+    Ready,
+    Spawn { request: u64, spawn: Spawn },
+    Write { child: ChildId, frame: Bytes },
+    Acknowledge { child: ChildId, through: u64 },
+    Stop { child: ChildId, grace: Duration },
+    Forget { child: ChildId },
+    StderrTail { request: u64, child: ChildId },
+    Shutdown { retire: bool },
+}
+
+/// What the keeper says to a worker.
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
+pub(crate) enum ToWorker {
+    Refused { version: u32 },
+    Welcome(Welcoming),
+    Held(Holding),
+    Begin,
+    Spawned { request: u64, child: ChildId, identity: ProcessIdentity },
+    SpawnFailed { request: u64, failure: SpawnFailure, detail: String },
+    Frame { child: ChildId, number: u64, bytes: Bytes },
+    Oversize { child: ChildId, number: u64, bytes: u64, head: Bytes, tail: Bytes },
+    Written { child: ChildId, through: u64 },
+    Exited { child: ChildId, exit: Exit },
+    StderrTail { request: u64, bytes: Bytes },
+    Drain { retire: bool },
+}
+
+/// The keeper's first message to a worker of its version. The listening sockets travel beside it, in the order of names.
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
+pub(crate) struct Welcoming {
+    pub(crate) keeper: ProcessIdentity,
+    pub(crate) worker_number: u64,
+    pub(crate) listeners: Vec<String>,
+    pub(crate) settings: Bytes,
+}
+
+/// One child that the keeper holds while a worker attaches.
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
+pub(crate) struct Holding {
+    pub(crate) child: ChildId,
+    pub(crate) identity: ProcessIdentity,
+    pub(crate) spawned_at_unix_ms: u64,
+    /// Whole frames taken from workers so far.
+    pub(crate) frames_accepted: u64,
+    /// Whole frames handed to the pipe so far.
+    pub(crate) frames_written: u64,
+    /// Bytes accepted and not yet written.
+    pub(crate) queued_bytes: u64,
+    pub(crate) label: Bytes,
+}
+
+mod kind {
+    pub(super) const HELLO: u8 = 1;
+    pub(super) const READY: u8 = 2;
+    pub(super) const SPAWN: u8 = 3;
+    pub(super) const WRITE: u8 = 4;
+    pub(super) const ACKNOWLEDGE: u8 = 5;
+    pub(super) const STOP: u8 = 6;
+    pub(super) const FORGET: u8 = 7;
+    pub(super) const STDERR_TAIL_WANTED: u8 = 8;
+    pub(super) const SHUTDOWN: u8 = 9;
+
+    pub(super) const REFUSED: u8 = 65;
+    pub(super) const WELCOME: u8 = 66;
+    pub(super) const HELD: u8 = 67;
+    pub(super) const BEGIN: u8 = 68;
+    pub(super) const SPAWNED: u8 = 69;
+    pub(super) const SPAWN_FAILED: u8 = 70;
+    pub(super) const FRAME: u8 = 71;
+    pub(super) const OVERSIZE: u8 = 72;
+    pub(super) const WRITTEN: u8 = 73;
+    pub(super) const EXITED: u8 = 74;
+    pub(super) const STDERR_TAIL: u8 = 75;
+    pub(super) const DRAIN: u8 = 76;
+}
+
+impl ToKeeper {
+    /// Puts the message behind what `out` already holds.
+    pub(crate) fn encode(&self, out: &mut Outbox) {
+        match self {
+            Self::Hello { version, pid } => {
+                out.put(kind::HELLO, |body| {
+                    body.put_u32_le(*version);
+                    body.put_u32_le(*pid);
+                });
+            }
+            Self::Ready => out.put(kind::READY, |_| ()),
+            Self::Spawn { request, spawn } => out.put(kind::SPAWN, |body| {
+                body.put_u64_le(*request);
+                put_spawn(body, spawn);
+            }),
+            Self::Write { child, frame } => {
+                out.put_with_payload(kind::WRITE, frame, |body| body.put_u64_le(child.get()));
+            }
+            Self::Acknowledge { child, through } => out.put(kind::ACKNOWLEDGE, |body| {
+                body.put_u64_le(child.get());
+                body.put_u64_le(*through);
+            }),
+            Self::Stop { child, grace } => out.put(kind::STOP, |body| {
+                body.put_u64_le(child.get());
+                body.put_u64_le(u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
+            }),
+            Self::Forget { child } => out.put(kind::FORGET, |body| body.put_u64_le(child.get())),
+            Self::StderrTail { request, child } => out.put(kind::STDERR_TAIL_WANTED, |body| {
+                body.put_u64_le(*request);
+                body.put_u64_le(child.get());
+            }),
+            Self::Shutdown { retire } => out.put(kind::SHUTDOWN, |body| body.put_u8(u8::from(*retire))),
+        }
+    }
+
+    /// Reads one message without its length.
+    pub(crate) fn decode(message: Bytes) -> Result<Self, ProtocolError> {
+        let mut fields = Fields(message);
+        let decoded = match fields.byte("kind")? {
+            kind::HELLO => Self::Hello { version: fields.u32("version")?, pid: fields.u32("pid")? },
+            kind::READY => Self::Ready,
+            kind::SPAWN => Self::Spawn { request: fields.u64("request")?, spawn: fields.spawn()? },
+            kind::WRITE => Self::Write { child: fields.child()?, frame: fields.rest() },
+            kind::ACKNOWLEDGE => Self::Acknowledge { child: fields.child()?, through: fields.u64("through")? },
+            kind::STOP => Self::Stop { child: fields.child()?, grace: Duration::from_millis(fields.u64("grace_ms")?) },
+            kind::FORGET => Self::Forget { child: fields.child()? },
+            kind::STDERR_TAIL_WANTED => Self::StderrTail { request: fields.u64("request")?, child: fields.child()? },
+            kind::SHUTDOWN => Self::Shutdown { retire: fields.flag("retire")? },
+            other => return Err(ProtocolError::Kind(other)),
+        };
+        fields.end()?;
+        Ok(decoded)
+    }
+}
+
+impl ToWorker {
+    /// Puts the message behind what `out` already holds.
+    pub(crate) fn encode(&self, out: &mut Outbox) {
+        match self {
+            Self::Refused { version } => out.put(kind::REFUSED, |body| body.put_u32_le(*version)),
+            Self::Welcome(welcome) => out.put_with_payload(kind::WELCOME, &welcome.settings, |body| {
+                put_identity(body, welcome.keeper);
+                body.put_u64_le(welcome.worker_number);
+                put_list(body, &welcome.listeners, |body, name| put_blob(body, name.as_bytes()));
+            }),
+            Self::Held(held) => out.put_with_payload(kind::HELD, &held.label, |body| {
+                body.put_u64_le(held.child.get());
+                put_identity(body, held.identity);
+                body.put_u64_le(held.spawned_at_unix_ms);
+                body.put_u64_le(held.frames_accepted);
+                body.put_u64_le(held.frames_written);
+                body.put_u64_le(held.queued_bytes);
+            }),
+            Self::Begin => out.put(kind::BEGIN, |_| ()),
+            Self::Spawned { request, child, identity } => out.put(kind::SPAWNED, |body| {
+                body.put_u64_le(*request);
+                body.put_u64_le(child.get());
+                put_identity(body, *identity);
+            }),
+            Self::SpawnFailed { request, failure, detail } => out.put(kind::SPAWN_FAILED, |body| {
+                body.put_u64_le(*request);
+                body.put_u8(failure.code());
+                put_blob(body, detail.as_bytes());
+            }),
+            Self::Frame { child, number, bytes } => out.put_with_payload(kind::FRAME, bytes, |body| {
+                body.put_u64_le(child.get());
+                body.put_u64_le(*number);
+            }),
+            Self::Oversize { child, number, bytes, head, tail } => {
+                out.put_with_payload(kind::OVERSIZE, tail, |body| {
+                    body.put_u64_le(child.get());
+                    body.put_u64_le(*number);
+                    body.put_u64_le(*bytes);
+                    put_blob(body, head);
+                });
+            }
+            Self::Written { child, through } => out.put(kind::WRITTEN, |body| {
+                body.put_u64_le(child.get());
+                body.put_u64_le(*through);
+            }),
+            Self::Exited { child, exit } => out.put_with_payload(kind::EXITED, &exit.stderr_tail, |body| {
+                body.put_u64_le(child.get());
+                put_number(body, exit.code);
+                put_number(body, exit.signal);
+                body.put_u64_le(exit.frames_written);
+                body.put_u8(u8::from(exit.frame_partly_written));
+            }),
+            Self::StderrTail { request, bytes } => {
+                out.put_with_payload(kind::STDERR_TAIL, bytes, |body| body.put_u64_le(*request));
+            }
+            Self::Drain { retire } => out.put(kind::DRAIN, |body| body.put_u8(u8::from(*retire))),
+        }
+    }
+
+    /// Reads one message without its length.
+    pub(crate) fn decode(message: Bytes) -> Result<Self, ProtocolError> {
+        let mut fields = Fields(message);
+        let decoded = match fields.byte("kind")? {
+            kind::REFUSED => Self::Refused { version: fields.u32("version")? },
+            kind::WELCOME => Self::Welcome(fields.welcoming()?),
+            kind::HELD => Self::Held(fields.holding()?),
+            kind::BEGIN => Self::Begin,
+            kind::SPAWNED => {
+                Self::Spawned { request: fields.u64("request")?, child: fields.child()?, identity: fields.identity()? }
+            }
+            kind::SPAWN_FAILED => Self::SpawnFailed {
+                request: fields.u64("request")?,
+                failure: SpawnFailure::from_code(fields.byte("failure")?).ok_or(ProtocolError::Field("failure"))?,
+                detail: fields.text("detail")?,
+            },
+            kind::FRAME => Self::Frame { child: fields.child()?, number: fields.u64("number")?, bytes: fields.rest() },
+            kind::OVERSIZE => Self::Oversize {
+                child: fields.child()?,
+                number: fields.u64("number")?,
+                bytes: fields.u64("bytes")?,
+                head: fields.blob("head")?,
+                tail: fields.rest(),
+            },
+            kind::WRITTEN => Self::Written { child: fields.child()?, through: fields.u64("through")? },
+            kind::EXITED => Self::Exited { child: fields.child()?, exit: fields.exit()? },
+            kind::STDERR_TAIL => Self::StderrTail { request: fields.u64("request")?, bytes: fields.rest() },
+            kind::DRAIN => Self::Drain { retire: fields.flag("retire")? },
+            other => return Err(ProtocolError::Kind(other)),
+        };
+        fields.end()?;
+        Ok(decoded)
+    }
+}
+
+fn put_identity(body: &mut BytesMut, identity: ProcessIdentity) {
+    body.put_u32_le(identity.pid());
+    body.put_u64_le(identity.started_ticks());
+    body.put_slice(&identity.boot().to_bytes());
+}
+
+fn put_spawn(body: &mut BytesMut, spawn: &Spawn) {
+    put_blob(body, &spawn.label);
+    put_blob(body, spawn.name.as_bytes());
+    put_blob(body, spawn.program.as_bytes());
+    put_list(body, &spawn.args, |body, argument| put_blob(body, argument.as_bytes()));
+    put_list(body, &spawn.env, |body, (name, value)| {
+        put_blob(body, name.as_bytes());
+        put_blob(body, value.as_bytes());
+    });
+    body.put_u8(u8::from(spawn.cwd.is_some()));
+    if let Some(cwd) = &spawn.cwd {
+        put_blob(body, cwd.as_os_str().as_bytes());
+    }
+    put_blob(body, spawn.marker.as_bytes());
+}
+
+fn put_number(body: &mut BytesMut, number: Option<i32>) {
+    body.put_u8(u8::from(number.is_some()));
+    body.put_i32_le(number.unwrap_or_default());
+}
+
+fn put_blob(body: &mut BytesMut, bytes: &[u8]) {
+    body.put_u32_le(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+    body.put_slice(bytes);
+}
+
+fn put_list<T>(body: &mut BytesMut, items: &[T], mut put: impl FnMut(&mut BytesMut, &T)) {
+    body.put_u32_le(u32::try_from(items.len()).unwrap_or(u32::MAX));
+    for item in items {
+        put(body, item);
+    }
+}
+
+/// The part of a message that was not read yet.
+struct Fields(Bytes);
+
+impl Fields {
+    fn take(&mut self, len: usize, field: &'static str) -> Result<Bytes, ProtocolError> {
+        if self.0.len() < len {
+            return Err(ProtocolError::Field(field));
+        }
+        Ok(self.0.split_to(len))
+    }
+
+    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], ProtocolError> {
+        <[u8; N]>::try_from(&self.take(N, field)?[..]).map_err(|_| ProtocolError::Field(field))
+    }
+
+    fn byte(&mut self, field: &'static str) -> Result<u8, ProtocolError> {
+        Ok(u8::from_le_bytes(self.array(field)?))
+    }
+
+    fn u32(&mut self, field: &'static str) -> Result<u32, ProtocolError> {
+        Ok(u32::from_le_bytes(self.array(field)?))
+    }
+
+    fn u64(&mut self, field: &'static str) -> Result<u64, ProtocolError> {
+        Ok(u64::from_le_bytes(self.array(field)?))
+    }
+
+    fn flag(&mut self, field: &'static str) -> Result<bool, ProtocolError> {
+        match self.byte(field)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(ProtocolError::Field(field)),
+        }
+    }
+
+    fn number(&mut self, field: &'static str) -> Result<Option<i32>, ProtocolError> {
+        let is_there = self.flag(field)?;
+        let number = i32::from_le_bytes(self.array(field)?);
+        Ok(is_there.then_some(number))
+    }
+
+    fn blob(&mut self, field: &'static str) -> Result<Bytes, ProtocolError> {
+        let len = self.u32(field)?;
+        self.take(usize::try_from(len).unwrap_or(usize::MAX), field)
+    }
+
+    fn text(&mut self, field: &'static str) -> Result<String, ProtocolError> {
+        String::from_utf8(self.blob(field)?.into()).map_err(|_| ProtocolError::Field(field))
+    }
+
+    fn os_text(&mut self, field: &'static str) -> Result<OsString, ProtocolError> {
+        Ok(OsString::from_vec(self.blob(field)?.into()))
+    }
+
+    fn list<T>(
+        &mut self,
+        field: &'static str,
+        mut item: impl FnMut(&mut Self) -> Result<T, ProtocolError>,
+    ) -> Result<Vec<T>, ProtocolError> {
+        let len = usize::try_from(self.u32(field)?).unwrap_or(usize::MAX);
+        if len > LIST_LEN_MAX {
+            return Err(ProtocolError::Field(field));
+        }
+        // No capacity is taken on the sender's word: a list longer than its message fails at its first missing item.
+        (0..len).map(|_| item(self)).collect()
+    }
+
+    fn child(&mut self) -> Result<ChildId, ProtocolError> {
+        Ok(ChildId::new(self.u64("child")?))
+    }
+
+    fn identity(&mut self) -> Result<ProcessIdentity, ProtocolError> {
+        let (pid, started_ticks) = (self.u32("pid")?, self.u64("started_ticks")?);
+        let boot = BootId::from_bytes(self.array("boot")?);
+        ProcessIdentity::from_parts(pid, started_ticks, boot).ok_or(ProtocolError::Field("pid"))
+    }
+
+    fn spawn(&mut self) -> Result<Spawn, ProtocolError> {
+        Ok(Spawn {
+            label: self.blob("label")?.into(),
+            name: self.text("name")?,
+            program: self.os_text("program")?,
+            args: self.list("args", |fields| fields.os_text("args"))?,
+            env: self.list("env", |fields| Ok((fields.os_text("env")?, fields.os_text("env")?)))?,
+            cwd: match self.flag("cwd")? {
+                true => Some(PathBuf::from(self.os_text("cwd")?)),
+                false => None,
+            },
+            marker: self.text("marker")?,
+        })
+    }
+
+    fn welcoming(&mut self) -> Result<Welcoming, ProtocolError> {
+        let keeper = self.identity()?;
+        let worker_number = self.u64("worker_number")?;
+        let listeners = self.list("listeners", |fields| fields.text("listeners"))?;
+        if listeners.len() > LISTENERS_MAX {
+            return Err(ProtocolError::Field("listeners"));
+        }
+        Ok(Welcoming { keeper, worker_number, listeners, settings: self.rest() })
+    }
+
+    fn holding(&mut self) -> Result<Holding, ProtocolError> {
+        Ok(Holding {
+            child: self.child()?,
+            identity: self.identity()?,
+            spawned_at_unix_ms: self.u64("spawned_at")?,
+            frames_accepted: self.u64("frames_accepted")?,
+            frames_written: self.u64("frames_written")?,
+            queued_bytes: self.u64("queued_bytes")?,
+            label: self.rest(),
+        })
+    }
+
+    fn exit(&mut self) -> Result<Exit, ProtocolError> {
+        Ok(Exit {
+            code: self.number("code")?,
+            signal: self.number("signal")?,
+            frames_written: self.u64("frames_written")?,
+            frame_partly_written: self.flag("frame_partly_written")?,
+            stderr_tail: self.rest(),
+        })
+    }
+
+    fn rest(&mut self) -> Bytes {
+        std::mem::take(&mut self.0)
+    }
+
+    fn end(self) -> Result<(), ProtocolError> {
+        match self.0.len() {
+            0 => Ok(()),
+            left => Err(ProtocolError::Trailing(left)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+use super::*;
+
+fn bytes(max: usize) -> impl Strategy<Value = Bytes> {
+    vec(any::<u8>(), 0..max).prop_map(Bytes::from)
+}
+
+fn os_text() -> impl Strategy<Value = OsString> {
+    vec(any::<u8>(), 0..20).prop_map(OsString::from_vec)
+}
+
+fn child() -> impl Strategy<Value = ChildId> {
+    any::<u64>().prop_map(ChildId::new)
+}
+
+fn identity() -> impl Strategy<Value = ProcessIdentity> {
+    (1..4_000_000_u32, any::<u64>(), any::<[u8; 16]>())
+        .prop_map(|(pid, ticks, boot)| ProcessIdentity::from_parts(pid, ticks, BootId::from_bytes(boot)).unwrap())
+}
+
+fn spawn() -> impl Strategy<Value = Spawn> {
+    let program = (vec(any::<u8>(), 0..40), ".{0,9}", os_text(), vec(os_text(), 0..4));
+    let rest = (vec((os_text(), os_text()), 0..4), option::of(os_text().prop_map(PathBuf::from)), ".{0,9}");
+    (program, rest).prop_map(|((label, name, program, args), (env, cwd, marker))| Spawn {
+        label,
+        name,
+        program,
+        args,
+        env,
+        cwd,
+        marker,
+    })
+}
+
+fn exit() -> impl Strategy<Value = Exit> {
+    (option::of(any::<i32>()), option::of(any::<i32>()), any::<u64>(), any::<bool>(), bytes(99)).prop_map(
+        |(code, signal, frames_written, frame_partly_written, stderr_tail)| Exit {
+            code,
+            signal,
+            frames_written,
+            frame_partly_written,
+            stderr_tail,
+        },
+    )
+}
+
+fn failure() -> impl Strategy<Value = SpawnFailure> {
+    (1..7_u8).prop_map(|code| SpawnFailure::from_code(code).unwrap())
+}
+
+fn to_keeper() -> impl Strategy<Value = ToKeeper> {
+    prop_oneof![
+        (any::<u32>(), any::<u32>()).prop_map(|(version, pid)| ToKeeper::Hello { version, pid }),
+        Just(ToKeeper::Ready),
+        (any::<u64>(), spawn()).prop_map(|(request, spawn)| ToKeeper::Spawn { request, spawn }),
+        (child(), bytes(20_000)).prop_map(|(child, frame)| ToKeeper::Write { child, frame }),
+        (child(), any::<u64>()).prop_map(|(child, through)| ToKeeper::Acknowledge { child, through }),
+        (child(), any::<u32>())
+            .prop_map(|(child, ms)| ToKeeper::Stop { child, grace: Duration::from_millis(ms.into()) }),
+        child().prop_map(|child| ToKeeper::Forget { child }),
+        (any::<u64>(), child()).prop_map(|(request, child)| ToKeeper::StderrTail { request, child }),
+        any::<bool>().prop_map(|retire| ToKeeper::Shutdown { retire }),
+    ]
+}
+
+fn to_worker() -> impl Strategy<Value = ToWorker> {
+    let welcome = (identity(), any::<u64>(), vec(".{0,9}", 0..4), bytes(99)).prop_map(
+        |(keeper, worker_number, listeners, settings)| {
+            ToWorker::Welcome(Welcoming { keeper, worker_number, listeners, settings })
+        },
+    );
+    let held = (child(), identity(), any::<[u64; 4]>(), bytes(99)).prop_map(|(child, identity, numbers, label)| {
+        let [spawned_at_unix_ms, frames_accepted, frames_written, queued_bytes] = numbers;
+        ToWorker::Held(Holding {
+            child,
+            identity,
+            spawned_at_unix_ms,
+            frames_accepted,
+            frames_written,
+            queued_bytes,
+            label,
+        })
+    });
+    let oversize = (child(), any::<[u64; 2]>(), bytes(99), bytes(99))
+        .prop_map(|(child, [number, bytes], head, tail)| ToWorker::Oversize { child, number, bytes, head, tail });
+    prop_oneof![
+        any::<u32>().prop_map(|version| ToWorker::Refused { version }),
+        welcome,
+        held,
+        Just(ToWorker::Begin),
+        (any::<u64>(), child(), identity()).prop_map(|(request, child, identity)| ToWorker::Spawned {
+            request,
+            child,
+            identity
+        }),
+        (any::<u64>(), failure(), ".{0,9}").prop_map(|(request, failure, detail)| ToWorker::SpawnFailed {
+            request,
+            failure,
+            detail
+        }),
+        (child(), any::<u64>(), bytes(20_000)).prop_map(|(child, number, bytes)| ToWorker::Frame {
+            child,
+            number,
+            bytes
+        }),
+        oversize,
+        (child(), any::<u64>()).prop_map(|(child, through)| ToWorker::Written { child, through }),
+        (child(), exit()).prop_map(|(child, exit)| ToWorker::Exited { child, exit }),
+        (any::<u64>(), bytes(99)).prop_map(|(request, bytes)| ToWorker::StderrTail { request, bytes }),
+        any::<bool>().prop_map(|retire| ToWorker::Drain { retire }),
+    ]
+}
+
+/// What the receiver is given of an encoded message: everything behind the length.
+fn body(out: Outbox) -> Bytes {
+    out.into_bytes().slice(4..)
+}
+
+proptest! {
+    #[test]
+    fn a_message_to_the_keeper_survives_the_wire(message in to_keeper()) {
+        let mut out = Outbox::default();
+        message.encode(&mut out);
+        prop_assert_eq!(ToKeeper::decode(body(out)), Ok(message));
+    }
+
+    #[test]
+    fn a_message_to_the_worker_survives_the_wire(message in to_worker()) {
+        let mut out = Outbox::default();
+        message.encode(&mut out);
+        prop_assert_eq!(ToWorker::decode(body(out)), Ok(message));
+    }
+
+    #[test]
+    fn junk_is_refused_or_read_but_never_panics(kind in any::<u8>(), junk in vec(any::<u8>(), 0..200)) {
+        let mut message = vec![kind];
+        message.extend(junk);
+        let message = Bytes::from(message);
+        let _ = ToKeeper::decode(message.clone());
+        let _ = ToWorker::decode(message);
+    }
+
+    #[test]
+    fn a_truncated_message_never_panics(message in to_worker(), keep in 0..400_usize) {
+        let mut out = Outbox::default();
+        message.encode(&mut out);
+        let whole = body(out);
+        let _ = ToWorker::decode(whole.slice(..keep.min(whole.len())));
+    }
+}
+
+#[test]
+fn the_first_message_never_changes_its_form() {
+    // A worker of any version must be able to tell, and a keeper of any version to read, which version it speaks.
+    let mut out = Outbox::default();
+    ToKeeper::Hello { version: 1, pid: 0x0102 }.encode(&mut out);
+    assert_eq!(&out.into_bytes()[..], [9, 0, 0, 0, 1, 1, 0, 0, 0, 2, 1, 0, 0]);
+    let mut out = Outbox::default();
+    ToWorker::Refused { version: 1 }.encode(&mut out);
+    assert_eq!(&out.into_bytes()[..], [5, 0, 0, 0, 65, 1, 0, 0, 0]);
+}
