@@ -7,6 +7,7 @@
 pub mod call;
 pub mod id;
 pub mod principal;
+pub mod resume;
 pub mod session;
 pub mod time;
 pub mod wire;
