@@ -1,0 +1,137 @@
+//! From the domain back to the file's form, and on to the upstream's.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mainstay_core::id::ServerName;
+
+use super::file::{self, AdminTable, AuthTable, File, LimitsTable, Listen, ServeTable, ServerTable, SessionTable};
+use super::period::Period;
+use super::{
+    Auth, AuthMode, Config, Limits, ListenStream, Offer, Reach, Server, Session, Sharing, StoreKind, Template,
+    TerminalStatus,
+};
+
+/// The file that says the same as `config`, with every key set.
+pub(super) fn file(config: &Config) -> File {
+    File {
+        listen: Some(Listen(config.listen)),
+        state_dir: Some(config.state_dir.clone()),
+        store: Some(match config.store {
+            StoreKind::Sqlite => "sqlite".into(),
+            StoreKind::Memory => "memory".into(),
+        }),
+        admin: AdminTable { listen: Some(Listen(config.admin.listen)), token_file: config.admin.token_file.clone() },
+        session: session(&config.session),
+        limits: limits(&config.limits),
+        auth: auth(&config.auth),
+        serve: ServeTable {
+            allowed_origins: Some(config.serve.allowed_origins.clone()),
+            allowed_hosts: Some(config.serve.allowed_hosts.clone()),
+        },
+        servers: config.servers.iter().map(|(name, server)| (name.to_string(), table(server))).collect(),
+    }
+}
+
+fn session(session: &Session) -> SessionTable {
+    SessionTable {
+        idle_expiry: Some(session.idle_expiry.into()),
+        answer_json_within: Some(Period::Of(session.answer_json_within)),
+        drain_grace: Some(Period::Of(session.drain_grace)),
+        tombstone_retention: Some(session.tombstone_retention.into()),
+        terminal_status: Some(match session.terminal_status {
+            TerminalStatus::Spec => file::TerminalStatus::Spec,
+            TerminalStatus::Distinct => file::TerminalStatus::Distinct,
+        }),
+        max_per_principal: Some(session.max_per_principal),
+        calls_in_flight_max: Some(session.calls_in_flight_max),
+        streams_max: Some(session.streams_max),
+    }
+}
+
+fn limits(limits: &Limits) -> LimitsTable {
+    LimitsTable {
+        body_bytes_max: Some(limits.body_bytes_max),
+        header_bytes_max: Some(limits.header_bytes_max),
+        sessions_max: Some(limits.sessions_max),
+    }
+}
+
+fn auth(auth: &Auth) -> AuthTable {
+    let AuthMode::None = auth.mode;
+    AuthTable { mode: Some(file::AuthMode::None), require_agent: Some(auth.require_agent) }
+}
+
+fn table(server: &Server) -> ServerTable {
+    let mut table = ServerTable {
+        patience: Some(Period::Of(server.patience)),
+        safe_tools: server.safe_tools.clone(),
+        listen_stream: Some(match server.listen_stream {
+            ListenStream::Auto => file::ListenStream::Auto,
+            ListenStream::Always => file::ListenStream::Always,
+            ListenStream::Never => file::ListenStream::Never,
+        }),
+        offer: Some(match server.offer {
+            Offer::Auto => file::Offer::Auto,
+            Offer::Legacy => file::Offer::Legacy,
+        }),
+        ..ServerTable::default()
+    };
+    match &server.reach {
+        Reach::Child { command, args, env, cwd, sharing: Sharing::Session, stateful } => {
+            table.command = Some(command.clone());
+            table.args = args.clone();
+            table.env = revealed(env);
+            table.cwd = cwd.clone();
+            table.sharing = Some(file::Sharing::Session);
+            table.stateful = Some(*stateful);
+        }
+        Reach::Http { url, headers } => {
+            table.url = Some(url.to_string());
+            table.headers = revealed(headers);
+        }
+    }
+    table
+}
+
+fn revealed(templates: &BTreeMap<String, Template>) -> BTreeMap<String, String> {
+    templates.iter().map(|(key, template)| (key.clone(), template.reveal().to_owned())).collect()
+}
+
+impl Config {
+    /// The servers as the upstream side knows them.
+    pub fn servers(&self) -> Vec<Arc<mainstay_upstream::Server>> {
+        self.servers.iter().map(|(name, server)| Arc::new(upstream(name, server))).collect()
+    }
+}
+
+fn upstream(name: &ServerName, server: &Server) -> mainstay_upstream::Server {
+    let parsed = |template: &Template| {
+        mainstay_upstream::Template::parse(template.reveal()).expect("templates are checked with the configuration")
+    };
+    let reach = match &server.reach {
+        Reach::Http { url, headers } => mainstay_upstream::Reach::Http {
+            url: url.clone(),
+            headers: headers
+                .iter()
+                .map(|(header, template)| {
+                    let header = header.parse().expect("header names are checked with the configuration");
+                    (header, parsed(template))
+                })
+                .collect(),
+        },
+        Reach::Child { command, args, env, cwd, sharing: Sharing::Session, stateful: _ } => {
+            mainstay_upstream::Reach::Child {
+                program: command.into(),
+                args: args.iter().map(Into::into).collect(),
+                env: env.iter().map(|(variable, template)| (variable.clone(), parsed(template))).collect(),
+                cwd: cwd.clone(),
+            }
+        }
+    };
+    mainstay_upstream::Server {
+        patience: server.patience,
+        safe_tools: server.safe_tools.iter().map(|tool| tool.as_str().into()).collect(),
+        ..mainstay_upstream::Server::new(name.clone(), reach)
+    }
+}

@@ -1,0 +1,211 @@
+//! The environment variables that Mainstay reads, each declared once.
+//!
+//! A variable outweighs the file and is outweighed by a flag. Reading goes through a function, so that tests never
+//! touch the process.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use super::diagnostic::Diagnostic;
+use super::file::{AuthMode, File, TerminalStatus};
+
+/// One variable.
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// The key of the file that it stands for; none for what only concerns the process.
+    pub key: Option<&'static str>,
+    /// What it means.
+    pub doc: &'static str,
+    apply: fn(&mut File, &str) -> Result<(), String>,
+}
+
+/// Reads a variable of the process.
+#[expect(clippy::disallowed_methods, reason = "this is the home of reading the environment")]
+pub fn process(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// The layer that the environment makes. Empty variables count as absent.
+///
+/// # Errors
+/// The first variable whose value is not of its kind.
+pub(super) fn layer(var: &dyn Fn(&str) -> Option<String>) -> Result<File, Diagnostic> {
+    let mut file = File::default();
+    for variable in VARIABLES {
+        let Some(value) = var(variable.name).filter(|value| !value.is_empty()) else {
+            continue;
+        };
+        (variable.apply)(&mut file, &value)
+            .map_err(|message| Diagnostic::new(variable.name, message).with_hint(variable.doc))?;
+    }
+    Ok(file)
+}
+
+/// The file of the configuration, for commands without `--config`.
+pub const CONFIG: &str = "MAINSTAY_CONFIG";
+/// The log filter, for example `info` or `mainstay=debug`.
+pub const LOG: &str = "MAINSTAY_LOG";
+/// The log's format: `human` or `json`.
+pub const LOG_FORMAT: &str = "MAINSTAY_LOG_FORMAT";
+
+/// Every variable. Those without a key are read by the command line.
+pub const VARIABLES: &[Variable] = &[
+    Variable { name: CONFIG, key: None, doc: "the configuration file", apply: |_, _| Ok(()) },
+    Variable { name: LOG, key: None, doc: "the log filter, such as `mainstay=debug`", apply: |_, _| Ok(()) },
+    Variable { name: LOG_FORMAT, key: None, doc: "`human` or `json`", apply: |_, _| Ok(()) },
+    Variable {
+        name: "MAINSTAY_LISTEN",
+        key: Some("listen"),
+        doc: "where MCP clients connect",
+        apply: |file, text| set(&mut file.listen, text),
+    },
+    Variable {
+        name: "MAINSTAY_STATE_DIR",
+        key: Some("state_dir"),
+        doc: "the directory of everything durable",
+        apply: |file, text| set(&mut file.state_dir, text),
+    },
+    Variable {
+        name: "MAINSTAY_STORE",
+        key: Some("store"),
+        doc: "`sqlite` or `memory`",
+        apply: |file, text| set(&mut file.store, text),
+    },
+    Variable {
+        name: "MAINSTAY_ADMIN_LISTEN",
+        key: Some("admin.listen"),
+        doc: "where the admin port listens",
+        apply: |file, text| set(&mut file.admin.listen, text),
+    },
+    Variable {
+        name: "MAINSTAY_ADMIN_TOKEN_FILE",
+        key: Some("admin.token_file"),
+        doc: "the file with the admin token",
+        apply: |file, text| set(&mut file.admin.token_file, text),
+    },
+    Variable {
+        name: "MAINSTAY_SESSION_IDLE_EXPIRY",
+        key: Some("session.idle_expiry"),
+        doc: "idle time after which a session expires",
+        apply: |file, text| set(&mut file.session.idle_expiry, text),
+    },
+    Variable {
+        name: "MAINSTAY_SESSION_ANSWER_JSON_WITHIN",
+        key: Some("session.answer_json_within"),
+        doc: "how long an answer may take and still go out as plain JSON",
+        apply: |file, text| set(&mut file.session.answer_json_within, text),
+    },
+    Variable {
+        name: "MAINSTAY_SESSION_DRAIN_GRACE",
+        key: Some("session.drain_grace"),
+        doc: "how long a drained session's calls in flight may go on",
+        apply: |file, text| set(&mut file.session.drain_grace, text),
+    },
+    Variable {
+        name: "MAINSTAY_SESSION_TOMBSTONE_RETENTION",
+        key: Some("session.tombstone_retention"),
+        doc: "how long the tombstone of an ended session is kept",
+        apply: |file, text| set(&mut file.session.tombstone_retention, text),
+    },
+    Variable {
+        name: "MAINSTAY_SESSION_TERMINAL_STATUS",
+        key: Some("session.terminal_status"),
+        doc: "`spec` or `distinct`",
+        apply: |file, text| {
+            let known = [("spec", TerminalStatus::Spec), ("distinct", TerminalStatus::Distinct)];
+            choose(&mut file.session.terminal_status, text, &known)
+        },
+    },
+    Variable {
+        name: "MAINSTAY_SESSION_MAX_PER_PRINCIPAL",
+        key: Some("session.max_per_principal"),
+        doc: "live sessions of one principal",
+        apply: |file, text| set(&mut file.session.max_per_principal, text),
+    },
+    Variable {
+        name: "MAINSTAY_SESSION_CALLS_IN_FLIGHT_MAX",
+        key: Some("session.calls_in_flight_max"),
+        doc: "calls in flight in one session",
+        apply: |file, text| set(&mut file.session.calls_in_flight_max, text),
+    },
+    Variable {
+        name: "MAINSTAY_SESSION_STREAMS_MAX",
+        key: Some("session.streams_max"),
+        doc: "streams of one session that are open or can still be resumed",
+        apply: |file, text| set(&mut file.session.streams_max, text),
+    },
+    Variable {
+        name: "MAINSTAY_LIMITS_BODY_BYTES_MAX",
+        key: Some("limits.body_bytes_max"),
+        doc: "the longest request body, in bytes",
+        apply: |file, text| set(&mut file.limits.body_bytes_max, text),
+    },
+    Variable {
+        name: "MAINSTAY_LIMITS_HEADER_BYTES_MAX",
+        key: Some("limits.header_bytes_max"),
+        doc: "the longest head of a request, in bytes",
+        apply: |file, text| set(&mut file.limits.header_bytes_max, text),
+    },
+    Variable {
+        name: "MAINSTAY_LIMITS_SESSIONS_MAX",
+        key: Some("limits.sessions_max"),
+        doc: "live sessions in all",
+        apply: |file, text| set(&mut file.limits.sessions_max, text),
+    },
+    Variable {
+        name: "MAINSTAY_AUTH_MODE",
+        key: Some("auth.mode"),
+        doc: "`none`",
+        apply: |file, text| {
+            let known = [("none", AuthMode::None), ("token", AuthMode::Token), ("jwt", AuthMode::Jwt)];
+            choose(&mut file.auth.mode, text, &known)
+        },
+    },
+    Variable {
+        name: "MAINSTAY_AUTH_REQUIRE_AGENT",
+        key: Some("auth.require_agent"),
+        doc: "`true` or `false`: whether every request must name its agent",
+        apply: |file, text| set(&mut file.auth.require_agent, text),
+    },
+];
+
+fn set<T: FromStr<Err: Display>>(field: &mut Option<T>, text: &str) -> Result<(), String> {
+    *field = Some(text.parse().map_err(|error| format!("the value does not fit: {error}"))?);
+    Ok(())
+}
+
+fn choose<T: Copy>(field: &mut Option<T>, text: &str, known: &[(&str, T)]) -> Result<(), String> {
+    let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+    *field = Some(found.ok_or_else(|| format!("`{text}` is none of its values"))?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variable_is_declared_once_under_the_name_of_its_key() {
+        for (index, variable) in VARIABLES.iter().enumerate() {
+            assert!(VARIABLES[..index].iter().all(|other| other.name != variable.name), "{}", variable.name);
+            if let Some(key) = variable.key {
+                let expected = format!("MAINSTAY_{}", key.replace('.', "_").to_uppercase());
+                assert_eq!(variable.name, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_that_does_not_fit_names_its_variable() {
+        let var = |name: &str| (name == "MAINSTAY_SESSION_IDLE_EXPIRY").then(|| "soon".to_owned());
+        let fault = layer(&var).unwrap_err();
+        assert_eq!(fault.origin, "MAINSTAY_SESSION_IDLE_EXPIRY");
+        assert!(fault.message.contains("`soon`"), "{fault}");
+    }
+
+    #[test]
+    fn an_empty_variable_counts_as_absent() {
+        assert!(layer(&|_| Some(String::new())).unwrap().listen.is_none());
+    }
+}

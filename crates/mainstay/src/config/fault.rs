@@ -1,0 +1,137 @@
+//! Turns what the TOML and JSON readers say into diagnostics for people.
+
+use std::ops::Range;
+
+use toml::de::{DeTable, DeValue};
+
+use super::diagnostic::{Diagnostic, Location};
+use super::nearest::nearest;
+
+/// The diagnostic of a TOML reader's error.
+pub(super) fn of_toml(origin: &str, text: &str, error: &toml::de::Error) -> Diagnostic {
+    let (message, hint) = reworded(error.message());
+    let fault = Diagnostic { origin: origin.into(), location: None, message, hint };
+    match error.span() {
+        Some(span) => fault.at(text, span),
+        None => fault,
+    }
+}
+
+/// The diagnostic of a JSON reader's error. `text` is what was read, with lines and columns as in the file.
+pub(super) fn of_json(origin: &str, text: &str, error: &serde_json::Error) -> Diagnostic {
+    let said = error.to_string();
+    let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(message, _)| message);
+    let (message, hint) = reworded(said);
+    let location = Some(Location::of_line(text, error.line(), error.column()));
+    Diagnostic { origin: origin.into(), location, message, hint }
+}
+
+/// Where the key at `path` stands in the TOML `text`: the key of a table, else the value. Falls back to the nearest
+/// table above that exists.
+pub(super) fn locate_toml(text: &str, path: &[String]) -> Option<Range<usize>> {
+    let document = DeTable::parse(text).ok()?;
+    let mut table = document.get_ref();
+    let mut found = None;
+    for (depth, name) in path.iter().enumerate() {
+        let Some((key, value)) = table.iter().find(|(key, _)| key.get_ref() == name) else {
+            break;
+        };
+        found = Some(if depth + 1 == path.len() && !value.get_ref().is_table() { value.span() } else { key.span() });
+        let DeValue::Table(inner) = value.get_ref() else {
+            break;
+        };
+        table = inner;
+    }
+    found
+}
+
+/// Where the last of the names of `path` stands as a key in the JSON `text`, each one looked for after the one before.
+pub(super) fn locate_json(text: &str, path: &[String]) -> Option<Range<usize>> {
+    let mut found = None;
+    let mut from = 0;
+    for name in path {
+        let quoted = serde_json::to_string(name).ok()?;
+        let is_key = |at: &usize| text[*at + quoted.len()..].trim_start().starts_with(':');
+        let Some(at) = text[from..].match_indices(&quoted).map(|(at, _)| from + at).find(is_key) else {
+            break;
+        };
+        from = at + quoted.len();
+        found = Some(at..from);
+    }
+    found
+}
+
+/// Serde's words for unknown keys and values become ours, with a suggestion; string values, which may be secrets,
+/// are taken out of the rest.
+fn reworded(message: &str) -> (String, Option<String>) {
+    let message = message.lines().next().unwrap_or(message);
+    for (theirs, ours) in [("unknown field", "unknown key"), ("unknown variant", "unknown value")] {
+        let mut names = message.split('`').skip(1).step_by(2);
+        if let (true, Some(word)) = (message.starts_with(theirs), names.next()) {
+            let known: Vec<&str> = names.collect();
+            return (format!("{ours} `{word}`"), suggestion(word, &known));
+        }
+    }
+    (without_strings(message), None)
+}
+
+/// What could stand in place of `word`.
+fn suggestion(word: &str, known: &[&str]) -> Option<String> {
+    if LATER_KEYS.contains(&word) {
+        return Some(format!("`{word}` is not in this version; leave it out"));
+    }
+    if let Some(near) = nearest(word, known.iter().copied()) {
+        return Some(format!("did you mean `{near}`?"));
+    }
+    (!known.is_empty()).then(|| format!("known here: {}", known.join(", ")))
+}
+
+/// `invalid type: string "…", expected a map` without the string.
+fn without_strings(message: &str) -> String {
+    let Some((head, rest)) = message.split_once("string \"") else {
+        return message.into();
+    };
+    match rest.rsplit_once('"') {
+        Some((_, tail)) => format!("{head}string{tail}"),
+        None => format!("{head}string"),
+    }
+}
+
+/// Keys of the design that this version does not have yet.
+const LATER_KEYS: &[&str] = &["suspend_after", "keep_alive", "watch", "tokens", "issuer", "audience"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_keys_get_a_suggestion_or_the_list() {
+        let near = reworded("unknown field `lisen`, expected one of `listen`, `store`");
+        assert_eq!(near, ("unknown key `lisen`".into(), Some("did you mean `listen`?".into())));
+        let far = reworded("unknown field `colour`, expected `listen` or `store`");
+        assert_eq!(far.1.as_deref(), Some("known here: listen, store"));
+        let later = reworded("unknown field `suspend_after`, expected `idle_expiry`");
+        assert!(later.1.unwrap().contains("not in this version"));
+        let value = reworded("unknown variant `al`, expected one of `session`, `all`");
+        assert_eq!(value, ("unknown value `al`".into(), Some("did you mean `all`?".into())));
+    }
+
+    #[test]
+    fn i6_a_string_of_the_wrong_type_is_not_repeated() {
+        let (message, _) = reworded("invalid type: string \"Bearer CAN\"ARY\", expected a map");
+        assert_eq!(message, "invalid type: string, expected a map");
+    }
+
+    #[test]
+    fn keys_are_found_by_their_path() {
+        let text = "[servers.a]\nurl = \"x\"\n[servers.b]\npatience = \"1s\"\n";
+        let path = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let at = |names: &[&str]| &text[locate_toml(text, &path(names)).unwrap()];
+        assert_eq!(at(&["servers", "b", "patience"]), "\"1s\"");
+        assert_eq!(at(&["servers", "b", "absent"]), "b");
+        assert_eq!(locate_toml(text, &path(&["nowhere"])), None);
+        let json = "{\"mcpServers\": {\"a\": {\"url\": \"a\"}, \"b\": {\"url\" : 1}}}";
+        let range = locate_json(json, &path(&["mcpServers", "b", "url"])).unwrap();
+        assert_eq!((&json[range.clone()], range.start), ("\"url\"", json.rfind("\"url\"").unwrap()));
+    }
+}
