@@ -5,6 +5,7 @@
 //! Recovery and live traffic use the same functions.
 
 pub mod call;
+pub mod code;
 pub mod id;
 pub mod principal;
 pub mod resume;

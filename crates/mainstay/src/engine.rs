@@ -1,0 +1,306 @@
+//! The worker's heart: look a session up, let its machine decide, make that durable, apply it, perform it.
+//!
+//! The engine owns the table of live sessions and every change to one. It knows no HTTP; `serve` speaks to clients
+//! in its name, `reconcile` repairs in its name, `admin` reads it.
+
+pub mod call;
+pub mod find;
+pub mod finish;
+pub mod listen;
+pub mod live;
+pub mod open;
+pub mod rewrite;
+pub mod stream;
+pub mod view;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use mainstay_core::call::StreamId;
+use mainstay_core::code::Code;
+use mainstay_core::id::{Epoch, ServerName, SessionKey};
+use mainstay_core::session::{Contract, Refusal, State, Terms};
+use mainstay_core::time::Timestamp;
+use mainstay_keeper::client::Held;
+use mainstay_store::keys::Keyring;
+use mainstay_store::{Store, Write};
+use mainstay_upstream::{Notice, Server, Upstreams};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+
+use crate::engine::live::{Latch, Live};
+use crate::runtime::Clock;
+
+/// What the operator's configuration says about sessions.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The times of the session machine.
+    pub terms: Terms,
+    /// A call answered within this is answered as plain JSON (R3).
+    pub answer_json_within: Duration,
+    /// How long calls in flight may go on once a drain began.
+    pub drain_grace: Duration,
+    /// Live sessions in all (S12).
+    pub sessions_max: usize,
+    /// Calls in flight of one session.
+    pub calls_in_flight_max: usize,
+    /// Streams kept for one session.
+    pub streams_max: usize,
+    /// Fingerprint of the way that clients authenticate (S15).
+    pub contract: Contract,
+}
+
+/// When a client's GET is answered with a stream (`listen_stream`, R5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ListenStream {
+    /// Where the server or client declared anything that could be sent on it.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never: 405.
+    Never,
+}
+
+/// A configured server, as the engine serves it.
+pub struct Served {
+    /// How it is reached.
+    pub server: Arc<Server>,
+    /// When its sessions have a listening stream.
+    pub listen_stream: ListenStream,
+}
+
+/// The engine of one worker.
+pub struct Engine {
+    pub(crate) store: Store,
+    pub(crate) keyring: Arc<Keyring>,
+    pub(crate) upstreams: Arc<Upstreams>,
+    pub(crate) servers: BTreeMap<ServerName, Served>,
+    pub(crate) settings: Settings,
+    pub(crate) clock: Clock,
+    pub(crate) epoch: Epoch,
+    pub(crate) live: DashMap<SessionKey, Arc<Live>>,
+    pub(crate) stopping: Latch,
+    closing: Latch,
+    /// Rung when the deadlines that the reaper knows may have become too late.
+    pub(crate) deadlines: Notify,
+    /// Rung when there is a delete to pay.
+    pub(crate) owed: Notify,
+    pub(crate) facts: view::Facts,
+    held: Mutex<BTreeMap<SessionKey, Held>>,
+    lanes: Vec<tokio::sync::Mutex<()>>,
+    next_number: AtomicU64,
+    pub(crate) notices: mpsc::Sender<(SessionKey, Notice)>,
+}
+
+/// What an engine is made of.
+pub struct Parts {
+    /// The ledger, its epoch begun.
+    pub store: Store,
+    /// Its keys.
+    pub keyring: Arc<Keyring>,
+    /// The way to the servers.
+    pub upstreams: Arc<Upstreams>,
+    /// The configured servers.
+    pub servers: Vec<Served>,
+    /// The operator's settings.
+    pub settings: Settings,
+    /// The clock.
+    pub clock: Clock,
+    /// This worker's life.
+    pub epoch: Epoch,
+    /// What `status` tells of the processes.
+    pub facts: view::Facts,
+}
+
+/// Why a request is not served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The reason.
+    pub code: Code,
+    /// A sentence for people: what was wrong, and what to do.
+    pub text: String,
+    /// The server concerned, where there is one.
+    pub server: Option<ServerName>,
+}
+
+impl Refused {
+    /// A refusal that concerns no server.
+    pub fn new(code: Code, text: impl Into<String>) -> Self {
+        Self { code, text: text.into(), server: None }
+    }
+}
+
+impl Engine {
+    /// An engine, and the queue of notices that [`listen::attend`] must read.
+    pub fn new(parts: Parts) -> (Arc<Self>, mpsc::Receiver<(SessionKey, Notice)>) {
+        let (notices, queue) = mpsc::channel(NOTICES_MAX);
+        let servers = parts.servers.into_iter().map(|served| (served.server.name.clone(), served)).collect();
+        let engine = Self {
+            store: parts.store,
+            keyring: parts.keyring,
+            upstreams: parts.upstreams,
+            servers,
+            settings: parts.settings,
+            clock: parts.clock,
+            epoch: parts.epoch,
+            live: DashMap::new(),
+            stopping: Latch::default(),
+            closing: Latch::default(),
+            deadlines: Notify::new(),
+            owed: Notify::new(),
+            facts: parts.facts,
+            held: Mutex::default(),
+            lanes: (0..RESTORE_LANES).map(|_| tokio::sync::Mutex::new(())).collect(),
+            next_number: AtomicU64::new(1),
+            notices,
+        };
+        (Arc::new(engine), queue)
+    }
+
+    /// The present instant.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// A configured server.
+    ///
+    /// # Errors
+    /// [`Code::ServerUnknown`], naming those that there are.
+    pub fn served(&self, name: &str) -> Result<&Served, Refused> {
+        let found = ServerName::parse(name).and_then(|name| self.servers.get(&name));
+        found.ok_or_else(|| {
+            let known: Vec<_> = self.servers.keys().map(ServerName::as_str).collect();
+            let text = format!("no server of that name is configured; there are: {}", known.join(", "));
+            Refused::new(Code::ServerUnknown, text)
+        })
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Whether the worker takes new work: false first thing on a drain.
+    pub fn is_ready(&self) -> bool {
+        !self.stopping.is_set()
+    }
+
+    /// Drains this worker: no new connections, listening streams end with their `retry` hint, calls in flight may end
+    /// within the grace, then their streams end too, and their clients come back to the next worker.
+    pub async fn drain(&self) {
+        self.stopping.set();
+        self.quiet(self.settings.drain_grace).await;
+        self.closing.set();
+        self.store.flush().await;
+    }
+
+    /// Resolves once what is still open is to be closed.
+    pub async fn closing(&self) {
+        self.closing.wait().await;
+    }
+
+    /// Resolves once the drain of this worker has begun.
+    pub async fn stopped(&self) {
+        self.stopping.wait().await;
+    }
+
+    /// Resolves once no call is in flight, or `bound` has passed.
+    async fn quiet(&self, bound: Duration) {
+        let busy = || self.live.iter().any(|live| live.activity().calls > 0);
+        let _ = tokio::time::timeout(bound, async {
+            while busy() {
+                tokio::time::sleep(QUIET_POLL).await;
+            }
+        })
+        .await;
+    }
+
+    /// Takes in the children that an earlier worker left in the keeper's custody; sessions fetch theirs when they
+    /// are restored, and [`adopt`](crate::reconcile::adopt) ends those that no session wants.
+    pub fn hold(&self, children: BTreeMap<SessionKey, Held>) {
+        *self.held.lock() = children;
+    }
+
+    /// Takes a session's child out of what is held.
+    pub(crate) fn take_held(&self, key: &SessionKey) -> Option<Held> {
+        self.held.lock().remove(key)
+    }
+
+    /// The sessions whose children are held.
+    pub(crate) fn held_keys(&self) -> Vec<SessionKey> {
+        self.held.lock().keys().copied().collect()
+    }
+
+    /// A stream id that no session has had.
+    pub(crate) fn next_stream(&self) -> StreamId {
+        StreamId { epoch: self.epoch.counter, number: self.next_number.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// The id of listening streams in this epoch.
+    pub(crate) fn listen_stream(&self) -> StreamId {
+        StreamId { epoch: self.epoch.counter, number: StreamId::LISTEN }
+    }
+
+    /// The lane in which `key` is restored: one restore at a time for each session, many for all.
+    pub(crate) fn lane(&self, key: &SessionKey) -> &tokio::sync::Mutex<()> {
+        &self.lanes[usize::from(key.as_bytes()[0]) % RESTORE_LANES]
+    }
+
+    /// Finishes what an earlier worker had begun and not ended: drains of which the ledger knows, sessions that are
+    /// overdue. Nothing is launched for it (S9).
+    pub async fn finish_what_was_begun(self: &Arc<Self>) {
+        match self.store.unfinished().await {
+            Ok(keys) => {
+                for key in keys {
+                    self.expire(key).await;
+                }
+            }
+            Err(error) => tracing::warn!(error = %error, "unfinished drains cannot be read"),
+        }
+        crate::reconcile::expire::pass(self).await;
+    }
+
+    /// Hands a hint to the ledger; it never waits.
+    pub(crate) fn hint(&self, change: Option<mainstay_core::session::Change>) {
+        if let Some(change) = change {
+            self.store.hint(Write::Session(change));
+        }
+    }
+}
+
+/// What a machine's refusal is to the outside.
+pub(crate) fn refused(refusal: &Refusal) -> Refused {
+    match refusal {
+        Refusal::OtherPrincipal => Refused::new(Code::OtherPrincipal, SESSION_UNKNOWN),
+        Refusal::NotReady(state) | Refusal::Ended(state) => match state {
+            State::Draining => Refused::new(Code::SessionDraining, "the session is being drained; open a new one"),
+            State::Deleted => Refused::new(Code::SessionDeleted, "the session was ended by its client; open a new one"),
+            State::Expired => Refused::new(Code::SessionExpired, "the session was idle for too long; open a new one"),
+            State::Closed => Refused::new(Code::SessionClosed, "the session was closed; open a new one"),
+            State::Initializing | State::Ready => {
+                Refused::new(Code::Unavailable, "the session is being opened; try again")
+            }
+        },
+        Refusal::Overdue => Refused::new(Code::SessionExpired, "the session was idle for too long; open a new one"),
+        Refusal::Busy => Refused::new(Code::Internal, "the session is busy"),
+        Refusal::Illegal { state, input } => {
+            Refused::new(Code::Internal, format!("a session that is {} takes no `{input}`", state.as_str()))
+        }
+    }
+}
+
+/// The text of an unknown session, the same whether it never was or is somebody else's (S4).
+pub(crate) const SESSION_UNKNOWN: &str = "no such session; send `initialize` without a session id to open one";
+/// How long a request is held before it is refused: under the 60 s after which real clients give up (S13a).
+pub(crate) const HOLD: Duration = Duration::from_secs(50);
+const NOTICES_MAX: usize = 4096;
+const RESTORE_LANES: usize = 64;
+const QUIET_POLL: Duration = Duration::from_millis(10);
+
+/// An empty JSON object.
+pub(crate) const EMPTY_OBJECT: Bytes = Bytes::from_static(b"{}");

@@ -1,0 +1,319 @@
+//! What belongs to no call: the listening stream, the server's questions, and word of the link to the server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mainstay_core::call::{EventId, RoutedId};
+use mainstay_core::code::Code;
+use mainstay_core::id::SessionKey;
+use mainstay_core::wire::envelope::{
+    Envelope, Kind, error_message, escape, member, notification_message, scan, splice,
+};
+use mainstay_core::wire::method::Method;
+use mainstay_store::Write;
+use mainstay_upstream::{ListsChanged, Notice};
+use tokio::sync::mpsc;
+
+use crate::engine::call::refusal_message;
+use crate::engine::live::Live;
+use crate::engine::stream::{Reader, Stream};
+use crate::engine::{Engine, ListenStream, Refused};
+use crate::runtime::spawn;
+
+/// What answers a GET.
+pub enum Followed {
+    /// A stream to be read.
+    Stream(Reader),
+    /// The stream is finished and everything of it was sent: 204.
+    Finished,
+    /// There is no listening stream here: 405.
+    NoStream,
+}
+
+impl Engine {
+    /// Answers a client's GET: the listening stream, or the stream that `last_event_id` is a cursor of (R2, R5).
+    ///
+    /// # Errors
+    /// [`Code::EventUnknown`] if the cursor is malformed or another session's.
+    pub fn follow(self: &Arc<Self>, live: &Arc<Live>, last_event_id: Option<&str>) -> Result<Followed, Refused> {
+        let Some(cursor) = last_event_id else {
+            return Ok(if self.has_listening(live) { self.read_listen(live, None, None) } else { Followed::NoStream });
+        };
+        let event = EventId::parse(cursor).filter(|event| event.tag == live.key.tag()).ok_or_else(|| {
+            Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this session's")
+        })?;
+        if event.stream.is_listen() {
+            let after = if event.stream.epoch == self.epoch.counter { event.sequence } else { 0 };
+            return Ok(self.read_listen(live, Some(after), Some(cursor.to_owned())));
+        }
+        if let Some(stream) = live.stream(event.stream) {
+            if event.last {
+                return Ok(Followed::Finished);
+            }
+            return Ok(Followed::Stream(stream.read(Some(event.sequence), Some(cursor.to_owned()))));
+        }
+        Ok(self.follow_lost(live, event, cursor))
+    }
+
+    /// A cursor of a stream that this worker does not hold: an answer from the child's custody, or the truth (R4).
+    fn follow_lost(self: &Arc<Self>, live: &Arc<Live>, event: EventId, cursor: &str) -> Followed {
+        let Some(original) = event.request.filter(|_| !event.last) else { return Followed::Finished };
+        let stream = Stream::continued(live.key.tag(), event.stream, Some(original.clone()), event.sequence);
+        let id = RoutedId { stream: event.stream, original: original.clone() };
+        let kept = live.keep(&stream, self.settings.streams_max).is_ok();
+        if !(kept && self.rejoin(live, id, &stream)) {
+            let text = format!(
+                "the gateway lost its connection to server `{}` while the call ran; whether it was executed is unknown",
+                live.server.name,
+            );
+            let mut refusal = Refused::new(Code::OutcomeUnknown, text);
+            refusal.server = Some(live.server.name.clone());
+            stream.finish(refusal_message(&original, &refusal));
+            live.let_go(event.stream);
+        }
+        Followed::Stream(stream.read(None, Some(cursor.to_owned())))
+    }
+
+    fn read_listen(&self, live: &Arc<Live>, after: Option<u64>, cursor: Option<String>) -> Followed {
+        Followed::Stream(live.listen.read(after, cursor))
+    }
+
+    /// Whether anything could ever be sent on the session's listening stream (R5).
+    fn has_listening(&self, live: &Live) -> bool {
+        let rule = self.servers.get(&live.server.name).map_or(ListenStream::Auto, |served| served.listen_stream);
+        match rule {
+            ListenStream::Always => true,
+            ListenStream::Never => false,
+            ListenStream::Auto => {
+                let params = live.with_session(|session| session.record().initialize_params.clone());
+                let asked_for = declares(&params, &["roots", "sampling", "elicitation"], None);
+                let Some(record) = live.link.record() else { return true };
+                let result = &record.initialize_result;
+                asked_for
+                    || declares(result, &["tools", "prompts", "resources"], Some("listChanged"))
+                    || declares(result, &["resources"], Some("subscribe"))
+                    || declares(result, &["logging"], None)
+            }
+        }
+    }
+
+    /// A message of the server as the client sees it: progress tokens as the client spelled them, questions under an
+    /// id that leads back. `None` if it is not for the client.
+    pub(crate) fn server_message(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        message: &Bytes,
+        envelope: &Envelope,
+    ) -> Option<Bytes> {
+        match envelope.kind {
+            Kind::Request => self.question(live, message, envelope),
+            Kind::Notification => {
+                let name = envelope.method_name(message)?;
+                match Method::of(&name) {
+                    Method::Progress => {
+                        let span = member(message, envelope.params.as_ref()?, "progressToken")?;
+                        let token = RoutedId::decode(&message[span.clone()])?;
+                        Some(splice(message, &[(span, &token.original)]).into())
+                    }
+                    Method::Cancelled => {
+                        let span = member(message, envelope.params.as_ref()?, "requestId")?;
+                        let asked = live.asked_as(&message[span.clone()])?;
+                        let original = live.answered(asked)?;
+                        let dressed = RoutedId { stream: asked, original }.encode();
+                        Some(splice(message, &[(span, &dressed)]).into())
+                    }
+                    Method::Initialize
+                    | Method::Initialized
+                    | Method::Ping
+                    | Method::SetLevel
+                    | Method::Subscribe
+                    | Method::Unsubscribe
+                    | Method::ToolsList
+                    | Method::ToolsCall
+                    | Method::PromptsList
+                    | Method::PromptsGet
+                    | Method::ResourcesList
+                    | Method::ResourceTemplatesList
+                    | Method::ResourcesRead
+                    | Method::Complete
+                    | Method::Discover
+                    | Method::Other => Some(message.clone()),
+                }
+            }
+            Kind::Result | Kind::Error => None,
+        }
+    }
+
+    /// A question of the server: noted, dressed, and answered with an error if the client stays silent (R6).
+    fn question(self: &Arc<Self>, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) -> Option<Bytes> {
+        let span = envelope.id.clone()?;
+        let original = message.slice(span.clone());
+        let asked = self.next_stream();
+        if live.ask(asked, original.clone()).is_err() {
+            self.decline(live, &original, "too many questions to this client are open");
+            return None;
+        }
+        let dressed = RoutedId { stream: asked, original }.encode();
+        let (engine, waiting) = (Arc::clone(self), Arc::clone(live));
+        spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep(QUESTION_MAX) => {}
+                () = waiting.ended.wait() => return,
+            }
+            if let Some(original) = waiting.answered(asked) {
+                engine.decline(&waiting, &original, "the client did not answer in time");
+            }
+        });
+        Some(splice(message, &[(span, &dressed)]).into())
+    }
+
+    /// Answers a server's question with an error in the client's place.
+    fn decline(&self, live: &Arc<Live>, original: &[u8], why: &str) {
+        let answer = Bytes::from(error_message(Some(original), Code::Unavailable.json_rpc(), why, None));
+        let link = Arc::clone(&live.link);
+        spawn(async move {
+            if let Err(failure) = link.send(answer).await {
+                tracing::debug!(failure = %failure, "an answer did not reach the server");
+            }
+        });
+    }
+
+    /// A client's answer to a question of the server. One that nobody asked, or that was answered before, is dropped.
+    ///
+    /// # Errors
+    /// The server could not be reached; the question stays unanswered there.
+    pub async fn answer(&self, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) -> Result<(), Refused> {
+        let Some(span) = envelope.id.clone() else { return Ok(()) };
+        let Some(id) = RoutedId::decode(&message[span.clone()]) else { return Ok(()) };
+        // A question of an earlier worker is not in memory; the server knows whether it is still open.
+        let earlier = id.stream.epoch < self.epoch.counter;
+        let Some(original) = live.answered(id.stream).or_else(|| earlier.then_some(id.original)) else {
+            return Ok(());
+        };
+        let answer = Bytes::from(splice(message, &[(span, &original)]));
+        self.forward(live, answer).await
+    }
+
+    /// A client's notification. A cancellation reaches the one call that it names (R8).
+    ///
+    /// # Errors
+    /// The server could not be reached.
+    pub async fn notification(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        message: &Bytes,
+        envelope: &Envelope,
+    ) -> Result<(), Refused> {
+        let method = envelope.method_name(message).map_or(Method::Other, |name| Method::of(&name));
+        if method == Method::Initialized {
+            live.link.confirm().await;
+            return Ok(());
+        }
+        let message = match (method, envelope.params.as_ref()) {
+            (Method::Cancelled, Some(params)) => {
+                let Some(span) = member(message, params, "requestId") else { return Ok(()) };
+                let original = message.slice(span.clone());
+                let Some(stream) = live.in_flight(&original) else { return Ok(()) };
+                let dressed = RoutedId { stream, original }.encode();
+                Bytes::from(splice(message, &[(span, &dressed)]))
+            }
+            _ => message.clone(),
+        };
+        self.forward(live, message).await
+    }
+
+    async fn forward(&self, live: &Arc<Live>, message: Bytes) -> Result<(), Refused> {
+        live.link.send(message).await.map_err(|failure| crate::engine::call::failed(&failure, &live.server))
+    }
+
+    fn notice(self: &Arc<Self>, key: SessionKey, notice: Notice) {
+        if let Notice::Record(record) = notice {
+            self.store.hint(Write::Resume(*record));
+            return;
+        }
+        if let Notice::Owed(owed) = notice {
+            self.store.hint(Write::Owe(owed));
+            self.owed.notify_one();
+            return;
+        }
+        let Some(live) = self.live.get(&key).map(|live| Arc::clone(&live)) else { return };
+        match notice {
+            Notice::Message(message) => {
+                let Ok(envelope) = scan(&message) else { return };
+                if let Some(message) = self.server_message(&live, &message, &envelope) {
+                    live.listen.push(message);
+                }
+            }
+            Notice::Remade { reason, lists } => {
+                tracing::info!(session = %key.session_ref(), server = %live.server.name, reason = %reason, "upstream session made again");
+                live.leave_notice(remade_notice(&live, &reason));
+                if lists != ListsChanged::Same {
+                    say_lists_changed(&live);
+                }
+            }
+            Notice::Opened(_) => {
+                tracing::info!(session = %key.session_ref(), server = %live.server.name, "server is up");
+                say_lists_changed(&live);
+            }
+            Notice::Record(_) | Notice::Owed(_) => {}
+        }
+    }
+}
+
+/// Reads what the links have to say, for as long as the worker lives.
+pub async fn attend(engine: Arc<Engine>, mut notices: mpsc::Receiver<(SessionKey, Notice)>) {
+    while let Some((key, notice)) = notices.recv().await {
+        engine.notice(key, notice);
+    }
+}
+
+/// Tells the client to list again what the server says can change.
+fn say_lists_changed(live: &Arc<Live>) {
+    let Some(record) = live.link.record() else { return };
+    for list in ["tools", "prompts", "resources"] {
+        if declares(&record.initialize_result, &[list], Some("listChanged")) {
+            let method = format!("notifications/{list}/list_changed");
+            live.listen.push(notification_message(&method, None).into());
+        }
+    }
+}
+
+/// What a client is told of an upstream session that was made again: precisely what is lost (U6).
+fn remade_notice(live: &Live, reason: &str) -> Bytes {
+    let mut notice = br#"{"event":"remade","server":"#.to_vec();
+    notice.extend_from_slice(&escape(live.server.name.as_str()));
+    notice.extend_from_slice(br#","reason":"#);
+    notice.extend_from_slice(&escape(reason));
+    notice.extend_from_slice(br#","lost":"state that the server kept in its own session"}"#);
+    notice.into()
+}
+
+/// Whether `capabilities` in a raw `initialize` params or result has one of `names`, with `flag` true in it if given.
+fn declares(message: &[u8], names: &[&str], flag: Option<&str>) -> bool {
+    let Some(capabilities) = member(message, &(0..message.len()), "capabilities") else { return false };
+    names.iter().any(|name| match (member(message, &capabilities, name), flag) {
+        (Some(_), None) => true,
+        (Some(span), Some(flag)) => member(message, &span, flag).is_some_and(|span| &message[span] == b"true"),
+        (None, _) => false,
+    })
+}
+
+/// How long a server's question may stay open: long enough for a person, not for ever.
+const QUESTION_MAX: Duration = Duration::from_mins(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r5_a_listening_stream_is_offered_where_something_could_be_sent() {
+        let result = br#"{"capabilities":{"tools":{"listChanged":true},"logging":{}},"x":1}"#;
+        assert!(declares(result, &["tools"], Some("listChanged")));
+        assert!(declares(result, &["logging"], None));
+        assert!(!declares(result, &["prompts", "resources"], Some("listChanged")));
+        assert!(!declares(br#"{"capabilities":{"tools":{}}}"#, &["tools"], Some("listChanged")));
+        assert!(!declares(b"{}", &["tools"], None));
+    }
+}
+

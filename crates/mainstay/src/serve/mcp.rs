@@ -1,0 +1,294 @@
+//! One server's endpoint, `/mcp/{server}`: POST, GET, DELETE.
+//!
+//! Checks come in the order of S4: host and origin, then who it is, then the session and its state, then the protocol
+//! version.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
+use http::{Method as Verb, Request as HttpRequest, Response, StatusCode};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use mainstay_core::code::Code;
+use mainstay_core::id::SessionId;
+use mainstay_core::principal::Principal;
+use mainstay_core::session::Input;
+use mainstay_core::wire::envelope::{Kind, batch, result_message, scan};
+use mainstay_core::wire::method::{Method, Version};
+
+use crate::engine::call::{Reply, Request};
+use crate::engine::listen::Followed;
+use crate::engine::live::Live;
+use crate::engine::{Refused, SESSION_UNKNOWN, Served};
+use crate::serve::reply::{self, Answer, SESSION_ID};
+use crate::serve::{Front, guard};
+
+/// Answers a request to the endpoint of `server`.
+pub async fn serve(front: &Arc<Front>, server: &str, request: HttpRequest<Incoming>) -> Response<Answer> {
+    let mut id = Bytes::new();
+    match answer(front, server, request, &mut id).await {
+        Ok(response) => response,
+        Err(refused) => {
+            tracing::debug!(server, code = refused.code.name(), "request refused");
+            reply::refusal(&refused, &id, front.terminal)
+        }
+    }
+}
+
+/// `id` becomes the request's own raw id as soon as it is known, so that any refusal can carry it (S13a).
+async fn answer(
+    front: &Arc<Front>,
+    server: &str,
+    request: HttpRequest<Incoming>,
+    id: &mut Bytes,
+) -> Result<Response<Answer>, Refused> {
+    front.guard.check(request.headers())?;
+    let principal = guard::principal(request.headers(), front.require_agent);
+    let served = front.engine.served(server);
+    match *request.method() {
+        Verb::POST => post(front, served, principal, request, id).await,
+        Verb::GET => get(front, served?, &principal?, request.headers()).await,
+        Verb::DELETE => delete(front, served?, &principal?, request.headers()).await,
+        _ => Err(Refused::new(Code::MethodNotAllowed, "this endpoint takes POST, GET and DELETE")),
+    }
+}
+
+async fn post(
+    front: &Arc<Front>,
+    served: Result<&Served, Refused>,
+    principal: Result<Principal, Refused>,
+    request: HttpRequest<Incoming>,
+    id: &mut Bytes,
+) -> Result<Response<Answer>, Refused> {
+    let (head, body) = request.into_parts();
+    accepts_both(&head.headers)?;
+    is_json(&head.headers)?;
+    let body = read_body(body, front.body_bytes_max).await?;
+    let Posted { messages, batched } = parse(&body, id)?;
+    let (served, principal) = (served?, principal?);
+    if let [only] = messages.as_slice()
+        && only.envelope.kind == Kind::Request
+        && !batched
+    {
+        match only.method {
+            Method::Initialize => return initialize(front, served, &principal, only).await,
+            Method::Discover => return Err(sessions_only()),
+            _ => {}
+        }
+    }
+    let live = session(front, served, &principal, &head.headers).await?;
+    version_fits(&live, &head.headers)?;
+    if batched {
+        return many(front, &live, messages).await;
+    }
+    for message in messages {
+        if message.envelope.kind == Kind::Request {
+            let reply = front.engine.request(&live, message).await?;
+            return Ok(respond(front, &live, reply));
+        }
+        one_way(front, &live, &message).await?;
+    }
+    Ok(reply::empty(StatusCode::ACCEPTED))
+}
+
+/// Opens a session. One that carries an old id gets a new session all the same (S13).
+async fn initialize(
+    front: &Arc<Front>,
+    served: &Served,
+    principal: &Principal,
+    request: &Request,
+) -> Result<Response<Answer>, Refused> {
+    let params = request.envelope.params.clone().map(|span| request.message.slice(span));
+    let params = params.ok_or_else(|| Refused::new(Code::RequestInvalid, "`initialize` needs `params`"))?;
+    let (engine, principal) = (Arc::clone(&front.engine), principal.clone());
+    // The opening goes on if the client hangs up: half an opening would leave something behind.
+    let served_name = served.server.name.as_str().to_owned();
+    let opening = crate::runtime::spawn(async move {
+        let served = engine.served(&served_name)?;
+        engine.open(&principal, served, params).await
+    });
+    let welcome =
+        opening.await.map_err(|_| Refused::new(Code::Internal, "the opening of the session failed in the gateway"))??;
+    Ok(reply::welcome(&welcome.id, result_message(&request.id(), &welcome.result).into()))
+}
+
+/// A batch (2025-03-26 only): every request in it is answered on one stream.
+async fn many(front: &Arc<Front>, live: &Arc<Live>, messages: Vec<Request>) -> Result<Response<Answer>, Refused> {
+    if !live.version.allows_batches() {
+        let text = format!("batches exist in protocol version 2025-03-26 only; this session speaks {}", live.version);
+        return Err(Refused::new(Code::BatchUnsupported, text));
+    }
+    let (requests, others): (Vec<_>, Vec<_>) =
+        messages.into_iter().partition(|message| message.envelope.kind == Kind::Request);
+    for message in &others {
+        one_way(front, live, message).await?;
+    }
+    if requests.is_empty() {
+        return Ok(reply::empty(StatusCode::ACCEPTED));
+    }
+    let reply = front.engine.batch(live, requests)?;
+    Ok(respond(front, live, reply))
+}
+
+/// A notification, or an answer to a question of the server.
+async fn one_way(front: &Arc<Front>, live: &Arc<Live>, message: &Request) -> Result<(), Refused> {
+    match message.envelope.kind {
+        Kind::Notification => front.engine.notification(live, &message.message, &message.envelope).await,
+        Kind::Result | Kind::Error => front.engine.answer(live, &message.message, &message.envelope).await,
+        Kind::Request => Ok(()),
+    }
+}
+
+async fn get(
+    front: &Arc<Front>,
+    served: &Served,
+    principal: &Principal,
+    headers: &HeaderMap,
+) -> Result<Response<Answer>, Refused> {
+    if !accepts(headers, "text/event-stream") {
+        return Err(Refused::new(Code::NotAcceptable, "a GET must accept `text/event-stream`"));
+    }
+    let live = session(front, served, principal, headers).await?;
+    version_fits(&live, headers)?;
+    let cursor = headers.get("last-event-id").map(|value| value.to_str().unwrap_or("?"));
+    match front.engine.follow(&live, cursor)? {
+        Followed::Stream(reader) => {
+            let kept = (live.reading(), live.link.listen());
+            let (front, live) = (Arc::clone(front), Arc::clone(&live));
+            let until = async move {
+                tokio::select! {
+                    () = front.engine.stopped() => {}
+                    () = live.ended.wait() => {}
+                }
+            };
+            Ok(reply::events(reader, kept, until))
+        }
+        Followed::Finished => Ok(reply::empty(StatusCode::NO_CONTENT)),
+        Followed::NoStream => {
+            Err(Refused::new(Code::MethodNotAllowed, "this server has nothing to say outside its answers"))
+        }
+    }
+}
+
+async fn delete(
+    front: &Arc<Front>,
+    served: &Served,
+    principal: &Principal,
+    headers: &HeaderMap,
+) -> Result<Response<Answer>, Refused> {
+    let live = session(front, served, principal, headers).await?;
+    front.engine.end(&live, &Input::Delete).await?;
+    Ok(reply::empty(StatusCode::NO_CONTENT))
+}
+
+/// The live session that the request names.
+async fn session(
+    front: &Arc<Front>,
+    served: &Served,
+    principal: &Principal,
+    headers: &HeaderMap,
+) -> Result<Arc<Live>, Refused> {
+    let value = headers.get(SESSION_ID).ok_or_else(|| {
+        Refused::new(Code::SessionMissing, "the `Mcp-Session-Id` header is missing; send `initialize` first")
+    })?;
+    let id = value.to_str().ok().and_then(SessionId::parse);
+    let id = id.ok_or_else(|| Refused::new(Code::SessionUnknown, SESSION_UNKNOWN))?;
+    front.engine.find(&id, principal, served).await
+}
+
+fn respond(front: &Arc<Front>, live: &Arc<Live>, reply: Reply) -> Response<Answer> {
+    match reply {
+        Reply::Json(message) => reply::json(StatusCode::OK, message),
+        Reply::Stream(reader) => {
+            // A session that ends finishes its streams with a last message; only a drain cuts them.
+            let front = Arc::clone(front);
+            reply::events(reader, live.reading(), async move { front.engine.closing().await })
+        }
+    }
+}
+
+/// What a POST carried.
+struct Posted {
+    messages: Vec<Request>,
+    batched: bool,
+}
+
+fn parse(body: &Bytes, id: &mut Bytes) -> Result<Posted, Refused> {
+    let invalid = |text: String| Refused::new(Code::RequestInvalid, text);
+    let elements = batch(body).map_err(|error| invalid(format!("the body is not JSON: {error}")))?;
+    let batched = elements.is_some();
+    let parts = elements.map_or_else(|| vec![body.clone()], |spans| spans.into_iter().map(|span| body.slice(span)).collect());
+    if parts.is_empty() {
+        return Err(invalid("an empty batch asks for nothing".to_owned()));
+    }
+    let mut messages = Vec::with_capacity(parts.len());
+    for message in parts {
+        let envelope = scan(&message).map_err(|error| invalid(format!("not a JSON-RPC message: {error}")))?;
+        let method = envelope.method_name(&message).map_or(Method::Other, |name| Method::of(&name));
+        if batched && method == Method::Initialize {
+            return Err(invalid("`initialize` must not be part of a batch".to_owned()));
+        }
+        let request = Request { message, envelope, method };
+        if !batched && request.envelope.kind == Kind::Request {
+            *id = request.id();
+        }
+        messages.push(request);
+    }
+    Ok(Posted { messages, batched })
+}
+
+async fn read_body(body: Incoming, bytes_max: usize) -> Result<Bytes, Refused> {
+    match Limited::new(body, bytes_max).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            let text = format!("the body is larger than `body_bytes_max`, {bytes_max} bytes");
+            Err(Refused::new(Code::BodyTooLarge, text))
+        }
+        Err(_) => Err(Refused::new(Code::RequestInvalid, "the body ended early")),
+    }
+}
+
+/// What a stateless client's probe is told. A plain error sends it on to `initialize` and keeps it sessionful (E0).
+fn sessions_only() -> Refused {
+    Refused::new(Code::SessionMissing, "this endpoint keeps sessions; send `initialize`")
+}
+
+/// Checks `MCP-Protocol-Version`. Without it the session's own version stands (2025-06-18, Transports).
+fn version_fits(live: &Live, headers: &HeaderMap) -> Result<(), Refused> {
+    let Some(value) = headers.get("mcp-protocol-version") else { return Ok(()) };
+    if value.to_str().ok().and_then(Version::parse).is_some() {
+        return Ok(());
+    }
+    let text = format!("the `MCP-Protocol-Version` header names no version of this session, which speaks {}", live.version);
+    Err(Refused::new(Code::VersionUnsupported, text))
+}
+
+fn accepts_both(headers: &HeaderMap) -> Result<(), Refused> {
+    if accepts(headers, "application/json") && accepts(headers, "text/event-stream") {
+        return Ok(());
+    }
+    Err(Refused::new(Code::NotAcceptable, "a POST must accept both `application/json` and `text/event-stream`"))
+}
+
+/// Whether some `Accept` header has `media` or a wildcard that covers it.
+fn accepts(headers: &HeaderMap, media: &str) -> bool {
+    let group = media.split('/').next().unwrap_or_default();
+    headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).any(
+        |entry| {
+            let range = entry.split(';').next().unwrap_or_default().trim();
+            range.eq_ignore_ascii_case(media)
+                || range == "*/*"
+                || range.strip_suffix("/*").is_some_and(|prefix| prefix.eq_ignore_ascii_case(group))
+        },
+    )
+}
+
+fn is_json(headers: &HeaderMap) -> Result<(), Refused> {
+    let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let media = value.split(';').next().unwrap_or_default().trim();
+    if media.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    Err(Refused::new(Code::MediaTypeUnsupported, "the body must be `application/json`"))
+}

@@ -1,0 +1,160 @@
+//! The only place where a refusal becomes an HTTP response.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::Stream;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use mainstay_core::code::{Code, TerminalStatus};
+use mainstay_core::id::SessionId;
+
+use crate::engine::Refused;
+use crate::engine::call::refusal_message;
+use crate::engine::stream::Reader;
+
+/// The body of an answer.
+pub enum Answer {
+    /// All of it at once; empty once it is taken.
+    Whole(Option<Bytes>),
+    /// Events as they come.
+    Events(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Events(events) => {
+                events.as_mut().poll_next(context).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Self::Events(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// A JSON-RPC message as `application/json`.
+pub fn json(status: StatusCode, message: Bytes) -> Response<Answer> {
+    let mut response = Response::new(Answer::Whole(Some(message)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, JSON);
+    response
+}
+
+/// The answer to `initialize`, with the new session's id. Always plain JSON (R1).
+pub fn welcome(id: &SessionId, message: Bytes) -> Response<Answer> {
+    let mut response = json(StatusCode::OK, message);
+    if let Ok(mut value) = HeaderValue::from_str(id.reveal()) {
+        value.set_sensitive(true);
+        response.headers_mut().insert(SESSION_ID, value);
+    }
+    response
+}
+
+/// A stream as `text/event-stream`. It ends when `until` resolves: the client comes back by its last event id.
+pub fn events<T: Send + 'static>(reader: Reader, kept: T, until: impl Future<Output = ()> + Send + 'static) -> Response<Answer> {
+    let until = Box::pin(until);
+    let chunks = futures_util::stream::unfold((reader, kept, until), |(mut reader, kept, mut until)| async move {
+        let chunk = tokio::select! {
+            biased;
+            chunk = reader.next() => chunk?,
+            () = until.as_mut() => return None,
+        };
+        Some((chunk, (reader, kept, until)))
+    });
+    let mut response = Response::new(Answer::Events(Box::pin(chunks)));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// An answer without a body.
+pub fn empty(status: StatusCode) -> Response<Answer> {
+    let mut response = Response::new(Answer::Whole(None));
+    *response.status_mut() = status;
+    response
+}
+
+/// A refusal, under the id of the request that it answers; `id` is empty if there is none (S13a).
+pub fn refusal(refused: &Refused, id: &[u8], terminal: TerminalStatus) -> Response<Answer> {
+    let told = tell(refused, terminal);
+    let status = StatusCode::from_u16(told.code.http_status(terminal)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json(status, refusal_message(id, &told));
+    match told.code {
+        Code::Unavailable | Code::LimitReached => {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        Code::MethodNotAllowed => {
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, POST, DELETE"));
+        }
+        Code::SessionUnknown
+        | Code::SessionMissing
+        | Code::SessionDraining
+        | Code::SessionDeleted
+        | Code::SessionExpired
+        | Code::SessionClosed
+        | Code::OtherPrincipal
+        | Code::OutcomeUnknown
+        | Code::ServerUnreachable
+        | Code::ServerRejected
+        | Code::AuthenticationNeeded
+        | Code::ChildExited
+        | Code::UpstreamLostAgain
+        | Code::AnswerTooLarge
+        | Code::RequestInvalid
+        | Code::BodyTooLarge
+        | Code::VersionUnsupported
+        | Code::BatchUnsupported
+        | Code::OriginRefused
+        | Code::ServerUnknown
+        | Code::NotAcceptable
+        | Code::MediaTypeUnsupported
+        | Code::EventUnknown
+        | Code::AgentRefused
+        | Code::Internal => {}
+    }
+    response
+}
+
+/// What may be told: a stranger learns nothing of another's session (S4).
+fn tell(refused: &Refused, terminal: TerminalStatus) -> Refused {
+    match (refused.code, terminal) {
+        (Code::OtherPrincipal, TerminalStatus::Spec) => Refused { code: Code::SessionUnknown, ..refused.clone() },
+        (_, TerminalStatus::Spec | TerminalStatus::Distinct) => refused.clone(),
+    }
+}
+
+/// `/healthz` and `/readyz`.
+pub fn health(well: bool) -> Response<Answer> {
+    let status = if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let text = if well { "ok\n" } else { "draining\n" };
+    let mut response = Response::new(Answer::Whole(Some(Bytes::from_static(text.as_bytes()))));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+/// The header that carries a session's id (2025-11-25, Transports, Session Management).
+pub const SESSION_ID: &str = "mcp-session-id";
+const JSON: HeaderValue = HeaderValue::from_static("application/json");

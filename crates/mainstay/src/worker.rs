@@ -1,0 +1,224 @@
+//! The worker process: attach to the keeper, open the ledger, serve, drain, exit. Starting is recovery; there is no
+//! other way to start (S9).
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use mainstay_core::code::TerminalStatus;
+use mainstay_core::id::SessionKey;
+use mainstay_core::session::{Contract, Terms};
+use mainstay_keeper::client::{Attached, Custody, Held, Order, Welcome};
+use mainstay_store::keys::Keyring;
+use mainstay_store::{Place, Store};
+use mainstay_upstream::{Environment, Upstreams, parse_label};
+use tokio::net::TcpListener;
+
+use crate::admin;
+use crate::config::{self, Config, StoreKind};
+use crate::engine::view::Facts;
+use crate::engine::{self, Engine, ListenStream, Served, Settings, listen};
+use crate::reconcile;
+use crate::runtime::{Clock, entropy, spawn};
+use crate::serve::{self, Front, guard::Guard};
+
+/// Runs the worker until the keeper tells it to drain, or is gone.
+///
+/// # Errors
+/// What kept it from serving; the keeper starts another.
+pub fn run() -> anyhow::Result<()> {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
+    let ended = runtime.block_on(serve());
+    runtime.shutdown_timeout(SHUTDOWN_MAX);
+    ended
+}
+
+async fn serve() -> anyhow::Result<()> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().context("taking the keeper's socket")?;
+    let Attached { custody, welcome, mut orders } = Custody::attach(socket).await.context("attaching to the keeper")?;
+    let Welcome { listeners, settings, keeper, worker_number, children } = welcome;
+    let config = Config::from_snapshot(&settings).context("reading the configuration that the keeper holds")?;
+    let mut listeners: BTreeMap<_, _> = listeners.into_iter().collect();
+    let mcp = listener(&mut listeners, "mcp")?;
+    let admin_listener = listener(&mut listeners, "admin")?;
+    let facts = Facts {
+        keeper_pid: keeper.pid,
+        worker_number,
+        mcp: mcp.local_addr()?.to_string(),
+        admin: admin_listener.local_addr()?.to_string(),
+        ..Facts::default()
+    };
+    let engine = build(&config, custody.clone(), facts, children).await?;
+
+    reconcile::start(&engine);
+    let token = std::fs::read_to_string(config.admin_token_file()).context("reading the admin token")?;
+    let stopping = Arc::clone(&engine);
+    spawn(admin::serve(admin_listener, Arc::clone(&engine), token.trim().into(), async move { stopping.closing().await }));
+    let front = Arc::new(front(&config, &engine));
+    spawn(serve::accept(front, mcp));
+    custody.ready().await;
+    tracing::info!(worker = worker_number, epoch = engine.status().await.worker.epoch, "worker is ready");
+
+    match orders.recv().await {
+        Some(Order::Drain { .. }) => {
+            tracing::info!("draining");
+            engine.drain().await;
+            tokio::time::sleep(LAST_BYTES).await;
+        }
+        Some(Order::Detached) | None => tracing::warn!("the keeper is gone; this worker ends"),
+    }
+    Ok(())
+}
+
+/// Opens the ledger and builds the engine on it: keys, epoch, overdue sessions, in S9's order.
+async fn build(config: &Config, custody: Custody, facts: Facts, children: Vec<Held>) -> anyhow::Result<Arc<Engine>> {
+    let clock = Clock::system();
+    let mut fill = |bytes: &mut [u8]| {
+        // A generator that fails leaves zeros; the keyring refuses an all-zero key.
+        let _ = aws_lc_rs::rand::fill(bytes);
+    };
+    let (place, keyring) = match config.store {
+        StoreKind::Sqlite => {
+            let keyring = Keyring::load_or_create(&config.state_dir.join("keys"), &mut fill).context("loading the keys")?;
+            (Place::Sqlite(config.state_dir.join("ledger.db")), keyring)
+        }
+        StoreKind::Memory => (Place::Memory, Keyring::ephemeral(&mut fill)),
+    };
+    let keyring = Arc::new(keyring);
+    let store = Store::open(place, Arc::clone(&keyring)).context("opening the ledger")?;
+    let nonce = u64::from_be_bytes(entropy()?);
+    let epoch = store.begin_epoch(clock.now(), nonce).await.context("beginning this worker's epoch")?;
+    let upstreams = Upstreams::new(mainstay_upstream::Parts {
+        custody,
+        environment: Arc::new(ProcessEnvironment),
+        now: Arc::new(move || clock.now()),
+        entropy: Arc::new(|| entropy().unwrap_or_default()),
+        epoch: epoch.counter,
+    });
+    let (engine, notices) = Engine::new(engine::Parts {
+        store,
+        keyring,
+        upstreams: Arc::new(upstreams),
+        servers: served(config)?,
+        settings: settings(config),
+        clock,
+        epoch,
+        facts,
+    });
+    engine.hold(by_session(children));
+    spawn(listen::attend(Arc::clone(&engine), notices));
+    engine.finish_what_was_begun().await;
+    Ok(engine)
+}
+
+fn by_session(children: Vec<Held>) -> BTreeMap<SessionKey, Held> {
+    let mut held = BTreeMap::new();
+    for child in children {
+        match parse_label(&child.label) {
+            Some(label) => {
+                held.insert(label.key, child);
+            }
+            None => tracing::warn!(pid = child.identity.pid, "a child in custody has a label of another version; it is left to its session's end"),
+        }
+    }
+    held
+}
+
+fn served(config: &Config) -> anyhow::Result<Vec<Served>> {
+    let servers = config.upstream_servers()?;
+    Ok(servers
+        .into_iter()
+        .map(|server| {
+            let rule = config.servers.get(&server.name).map(|configured| configured.listen_stream);
+            let listen_stream = match rule {
+                Some(config::ListenStream::Always) => ListenStream::Always,
+                Some(config::ListenStream::Never) => ListenStream::Never,
+                Some(config::ListenStream::Auto) | None => ListenStream::Auto,
+            };
+            Served { server, listen_stream }
+        })
+        .collect())
+}
+
+fn settings(config: &Config) -> Settings {
+    let session = &config.session;
+    Settings {
+        terms: Terms {
+            idle_expiry: session.idle_expiry.unwrap_or(NEVER),
+            confirm_within: CONFIRM_WITHIN,
+            touch_interval: TOUCH_INTERVAL,
+            tombstone_retention: session.tombstone_retention.unwrap_or(NEVER),
+        },
+        answer_json_within: session.answer_json_within,
+        drain_grace: session.drain_grace,
+        sessions_max: config.limits.sessions_max,
+        calls_in_flight_max: session.calls_in_flight_max,
+        streams_max: session.streams_max,
+        contract: contract(config),
+    }
+}
+
+/// The fingerprint of the way that clients authenticate (S15): mode and who vouches, never a credential.
+fn contract(config: &Config) -> Contract {
+    let mode = match config.auth.mode {
+        config::AuthMode::None => "none",
+    };
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, mode.as_bytes());
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(digest.as_ref());
+    Contract::from_bytes(bytes)
+}
+
+fn front(config: &Config, engine: &Arc<Engine>) -> Front {
+    Front {
+        engine: Arc::clone(engine),
+        guard: Guard {
+            allowed_hosts: config.serve.allowed_hosts.clone(),
+            allowed_origins: config.serve.allowed_origins.clone(),
+            any_host: !config.listen.ip().is_loopback() && config.serve.allowed_hosts.is_empty(),
+        },
+        terminal: match config.session.terminal_status {
+            config::TerminalStatus::Spec => TerminalStatus::Spec,
+            config::TerminalStatus::Distinct => TerminalStatus::Distinct,
+        },
+        body_bytes_max: config.limits.body_bytes_max,
+        header_bytes_max: config.limits.header_bytes_max,
+        require_agent: config.auth.require_agent,
+    }
+}
+
+fn listener(listeners: &mut BTreeMap<String, OwnedFd>, name: &str) -> anyhow::Result<TcpListener> {
+    let socket = listeners.remove(name).ok_or_else(|| anyhow!("the keeper handed over no socket named `{name}`"))?;
+    let listener = std::net::TcpListener::from(socket);
+    listener.set_nonblocking(true).with_context(|| format!("preparing the socket `{name}`"))?;
+    TcpListener::from_std(listener).with_context(|| format!("taking the socket `{name}`"))
+}
+
+/// The process's own environment and files, for `${VAR}` and `${file:PATH}`.
+struct ProcessEnvironment;
+
+impl Environment for ProcessEnvironment {
+    #[expect(clippy::disallowed_methods, reason = "this is the worker's one home of its environment")]
+    fn var(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+
+    fn file(&self, path: &Path) -> std::io::Result<String> {
+        std::fs::read_to_string(path)
+    }
+}
+
+/// A client that never says `initialized` is not coming back.
+const CONFIRM_WITHIN: Duration = Duration::from_mins(1);
+/// The ledger learns of a session's use at most this often (S5).
+const TOUCH_INTERVAL: Duration = Duration::from_secs(5);
+/// Longer than any ledger lives.
+const NEVER: Duration = Duration::from_hours(24 * 365 * 100);
+/// How long tasks may take to notice that the worker ends.
+const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
+/// Time for the last bytes of ended streams to reach their sockets.
+const LAST_BYTES: Duration = Duration::from_millis(50);
