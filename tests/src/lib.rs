@@ -2,8 +2,26 @@
 //!
 //! Everything here is a real process behind a real socket or pipe. The two servers ([`up_h`], [`up_s`]) share what they
 //! serve ([`server`]); nothing here depends on the product's crates: the gateway is known by its binary alone.
+//!
+//! A test starts upstreams ([`UpH`], [`UpS`]) and a [`Gateway`] in front of them, and speaks to it as a [`RawClient`], of
+//! which every byte is known, or as an [`SdkClient`], a program on a real SDK in a process of its own.
 
+mod binaries;
 pub mod flags;
+mod gateway;
+mod procs;
+mod raw;
+mod sdk;
 pub mod server;
 pub mod up_h;
 pub mod up_s;
+mod upstreams;
+mod wait;
+
+pub use binaries::{mainstay, repository, up_h as up_h_binary, up_s as up_s_binary};
+pub use gateway::{Gateway, Setup, Worker};
+pub use procs::{Proc, children, descendants};
+pub use raw::{Ended, Exchange, Outcome, RawClient, SseEvent, SseItem, SseParser};
+pub use sdk::{SdkClient, SdkKind, SdkSession};
+pub use upstreams::{StdioPeer, UpH, UpS};
+pub use wait::{wait_blocking, wait_until, within};

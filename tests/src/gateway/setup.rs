@@ -1,0 +1,98 @@
+//! What a gateway is started with.
+
+use super::Gateway;
+use crate::binaries;
+use anyhow::{Context as _, Result, ensure};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+/// What a gateway is started with, every time.
+#[derive(Debug, Clone, Default)]
+pub struct Setup {
+    pub(super) config: String,
+    values: BTreeMap<String, String>,
+    env: Vec<(String, String)>,
+    args: Vec<String>,
+}
+
+impl Setup {
+    /// A gateway with this configuration, TOML in which `{{NAME}}` stands for a value.
+    #[must_use]
+    pub fn new(config: &str) -> Setup {
+        Setup { config: config.to_owned(), ..Setup::default() }
+    }
+
+    /// Gives `{{name}}` its value.
+    #[must_use]
+    pub fn fill(mut self, name: &str, value: &str) -> Setup {
+        self.values.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Sets a variable of the gateway's environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Setup {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Adds an argument after `mainstay serve` and those of the harness.
+    #[must_use]
+    pub fn arg(mut self, arg: &str) -> Setup {
+        self.args.push(arg.to_owned());
+        self
+    }
+
+    /// Starts it and waits until it is ready.
+    ///
+    /// # Errors
+    /// If it is not ready within the bound; the error holds the end of its log.
+    pub async fn start(self) -> Result<Gateway> {
+        Gateway::start_from(self).await
+    }
+
+    pub(super) fn write_config(&self, dir: &Path) -> Result<()> {
+        let mut text = self.config.clone();
+        let own = [("DIR", dir.display().to_string()), ("UP_S", binaries::up_s()?.display().to_string())];
+        let given = self.values.iter().map(|(name, value)| (name.as_str(), value.clone()));
+        for (name, value) in given.chain(own) {
+            text = text.replace(&format!("{{{{{name}}}}}"), &value);
+        }
+        ensure!(!text.contains("{{"), "a placeholder has no value: {text}");
+        std::fs::write(dir.join(CONFIG_FILE), text).context("the configuration could not be written")
+    }
+
+    pub(super) fn spawn(&self, dir: &Path, mcp: SocketAddr, admin: SocketAddr) -> Result<Child> {
+        let state = state_dir(dir);
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&state)?;
+        let output = |name: &str| File::options().create(true).append(true).open(dir.join(name));
+        let mut command = Command::new(binaries::mainstay()?);
+        command.arg("serve").arg("--config").arg(dir.join(CONFIG_FILE)).arg("--state-dir").arg(state);
+        command.args(["--listen", &mcp.to_string(), "--admin", &admin.to_string()]).args(&self.args);
+        command.envs(self.env.iter().cloned()).stdin(Stdio::null());
+        command.stdout(output(STDOUT_FILE)?).stderr(output(STDERR_FILE)?);
+        command.spawn().context("the gateway did not start")
+    }
+
+    pub(super) async fn cli(&self, dir: &Path, args: &[&str]) -> Result<Output> {
+        let mut command = tokio::process::Command::new(binaries::mainstay()?);
+        command.args(args).arg("--state-dir").arg(state_dir(dir)).envs(self.env.iter().cloned());
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let ended = tokio::time::timeout(CLI_BOUND, command.output()).await;
+        Ok(ended.with_context(|| format!("`mainstay {}` did not end", args.join(" ")))??)
+    }
+}
+
+pub(super) fn state_dir(dir: &Path) -> PathBuf {
+    dir.join("state")
+}
+
+pub(super) const STDERR_FILE: &str = "stderr.log";
+const STDOUT_FILE: &str = "stdout.log";
+const CONFIG_FILE: &str = "mainstay.toml";
+const CLI_BOUND: Duration = Duration::from_secs(60);
