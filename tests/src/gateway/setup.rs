@@ -12,19 +12,28 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 /// What a gateway is started with, every time.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Setup {
     pub(super) config: String,
+    pub(super) tree_bound: Duration,
     values: BTreeMap<String, String>,
     env: Vec<(String, String)>,
     args: Vec<String>,
+    binary: Option<PathBuf>,
 }
 
 impl Setup {
     /// A gateway with this configuration, TOML in which `{{NAME}}` stands for a value.
     #[must_use]
     pub fn new(config: &str) -> Setup {
-        Setup { config: config.to_owned(), ..Setup::default() }
+        Setup {
+            config: config.to_owned(),
+            tree_bound: TREE_BOUND,
+            values: BTreeMap::new(),
+            env: Vec::new(),
+            args: Vec::new(),
+            binary: None,
+        }
     }
 
     /// Gives `{{name}}` its value.
@@ -45,6 +54,20 @@ impl Setup {
     #[must_use]
     pub fn arg(mut self, arg: &str) -> Setup {
         self.args.push(arg.to_owned());
+        self
+    }
+
+    /// Takes another program for the gateway, as an upgrade does.
+    #[must_use]
+    pub fn binary(mut self, path: &Path) -> Setup {
+        self.binary = Some(path.to_owned());
+        self
+    }
+
+    /// Changes how long processes of a gateway that was stopped may outlive it; 10 s are what AC-06 allows.
+    #[must_use]
+    pub fn gone_within(mut self, bound: Duration) -> Setup {
+        self.tree_bound = bound;
         self
     }
 
@@ -71,7 +94,7 @@ impl Setup {
         let state = state_dir(dir);
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&state)?;
         let output = |name: &str| File::options().create(true).append(true).open(dir.join(name));
-        let mut command = Command::new(binaries::mainstay()?);
+        let mut command = Command::new(self.program()?);
         command.arg("serve").arg("--config").arg(dir.join(CONFIG_FILE)).arg("--state-dir").arg(state);
         command.args(["--listen", &mcp.to_string(), "--admin", &admin.to_string()]).args(&self.args);
         command.envs(self.env.iter().cloned()).stdin(Stdio::null());
@@ -79,8 +102,12 @@ impl Setup {
         command.spawn().context("the gateway did not start")
     }
 
+    fn program(&self) -> Result<PathBuf> {
+        self.binary.clone().map_or_else(binaries::mainstay, Ok)
+    }
+
     pub(super) async fn cli(&self, dir: &Path, args: &[&str]) -> Result<Output> {
-        let mut command = tokio::process::Command::new(binaries::mainstay()?);
+        let mut command = tokio::process::Command::new(self.program()?);
         command.args(args).arg("--state-dir").arg(state_dir(dir)).envs(self.env.iter().cloned());
         command.stdin(Stdio::null()).kill_on_drop(true);
         let ended = tokio::time::timeout(CLI_BOUND, command.output()).await;
@@ -95,4 +122,6 @@ pub(super) fn state_dir(dir: &Path) -> PathBuf {
 pub(super) const STDERR_FILE: &str = "stderr.log";
 const STDOUT_FILE: &str = "stdout.log";
 const CONFIG_FILE: &str = "mainstay.toml";
+/// AC-06: the tree is gone within 10 s.
+const TREE_BOUND: Duration = Duration::from_secs(10);
 const CLI_BOUND: Duration = Duration::from_secs(60);
