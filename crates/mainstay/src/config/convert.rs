@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mainstay_core::id::ServerName;
+use mainstay_upstream::TemplateError;
 
 use super::file::{self, AdminTable, AuthTable, File, LimitsTable, Listen, ServeTable, ServerTable, SessionTable};
 use super::period::Period;
@@ -100,38 +101,41 @@ fn revealed(templates: &BTreeMap<String, Template>) -> BTreeMap<String, String> 
 
 impl Config {
     /// The servers as the upstream side knows them.
-    pub fn servers(&self) -> Vec<Arc<mainstay_upstream::Server>> {
-        self.servers.iter().map(|(name, server)| Arc::new(upstream(name, server))).collect()
+    ///
+    /// # Errors
+    /// A template that is malformed, which the check of the configuration has ruled out.
+    pub fn upstream_servers(&self) -> Result<Vec<Arc<mainstay_upstream::Server>>, TemplateError> {
+        self.servers.iter().map(|(name, server)| upstream(name, server).map(Arc::new)).collect()
     }
 }
 
-fn upstream(name: &ServerName, server: &Server) -> mainstay_upstream::Server {
-    let parsed = |template: &Template| {
-        mainstay_upstream::Template::parse(template.reveal()).expect("templates are checked with the configuration")
-    };
+fn upstream(name: &ServerName, server: &Server) -> Result<mainstay_upstream::Server, TemplateError> {
     let reach = match &server.reach {
-        Reach::Http { url, headers } => mainstay_upstream::Reach::Http {
-            url: url.clone(),
-            headers: headers
-                .iter()
-                .map(|(header, template)| {
-                    let header = header.parse().expect("header names are checked with the configuration");
-                    (header, parsed(template))
-                })
-                .collect(),
-        },
+        Reach::Http { url, headers } => {
+            let header = |(header, template): (&String, &Template)| {
+                let header = header.parse().expect("header names are checked with the configuration");
+                Ok((header, mainstay_upstream::Template::parse(template.reveal())?))
+            };
+            mainstay_upstream::Reach::Http {
+                url: url.clone(),
+                headers: headers.iter().map(header).collect::<Result<_, TemplateError>>()?,
+            }
+        }
         Reach::Child { command, args, env, cwd, sharing: Sharing::Session, stateful: _ } => {
+            let variable = |(variable, template): (&String, &Template)| {
+                Ok((variable.clone(), mainstay_upstream::Template::parse(template.reveal())?))
+            };
             mainstay_upstream::Reach::Child {
                 program: command.into(),
                 args: args.iter().map(Into::into).collect(),
-                env: env.iter().map(|(variable, template)| (variable.clone(), parsed(template))).collect(),
+                env: env.iter().map(variable).collect::<Result<_, TemplateError>>()?,
                 cwd: cwd.clone(),
             }
         }
     };
-    mainstay_upstream::Server {
+    Ok(mainstay_upstream::Server {
         patience: server.patience,
         safe_tools: server.safe_tools.iter().map(|tool| tool.as_str().into()).collect(),
         ..mainstay_upstream::Server::new(name.clone(), reach)
-    }
+    })
 }

@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(tickets.patience, Duration::from_secs(5));
         let Reach::Http { headers, .. } = &tickets.reach else { unreachable!() };
         assert_eq!(headers["authorization"].reveal(), "Bearer ${TICKETS_TOKEN}");
-        assert_eq!(config.servers().len(), 2);
+        assert_eq!(config.upstream_servers().unwrap().len(), 2);
     }
 
     #[test]

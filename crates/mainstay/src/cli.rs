@@ -1,0 +1,220 @@
+//! The command line. One file per command; this one knows what there is and how a command ends.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::environment;
+use crate::telemetry;
+use failure::Failure;
+use output::Output;
+
+mod announce;
+mod api;
+mod config;
+mod demo;
+mod exit;
+mod failure;
+mod gateway;
+mod output;
+mod serve;
+mod servers;
+mod sessions;
+mod status;
+mod stop;
+mod times;
+
+/// Parses the command line, runs the command, reports its failure.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let out = Output::new(cli.global.json);
+    match run(cli, &out) {
+        Ok(()) => exit::OK.into(),
+        Err(failure) => failure.report(&out),
+    }
+}
+
+fn run(cli: Cli, out: &Output) -> Result<(), Failure> {
+    let Cli { global, command } = cli;
+    match command {
+        Command::Serve(args) => serve::run(&args, &global, out),
+        Command::Worker => {
+            start_log(&global)?;
+            crate::worker::run().map_err(Failure::from)
+        }
+        Command::Demo => demo::run(out),
+        Command::DemoServer => crate::demo::run().map_err(|error| Failure::from(anyhow::Error::new(error))),
+        Command::Status(place) => status::run(&place, out),
+        Command::Servers(ServersCommand::List(place)) => servers::list(&place, out),
+        Command::Sessions(SessionsCommand::List(args)) => sessions::list(&args, out),
+        Command::Sessions(SessionsCommand::Show(args)) => sessions::show(&args, out),
+        Command::Stop(place) => stop::run(&place, out),
+        Command::Config(ConfigCommand::Check(args)) => config::check(&args, out),
+        Command::Config(ConfigCommand::Show(args)) => config::show(&args, out),
+        Command::Config(ConfigCommand::Schema) => config::schema(out),
+    }
+}
+
+fn start_log(global: &Global) -> Result<(), Failure> {
+    let filter = global.log.as_deref().unwrap_or(telemetry::FILTER_DEFAULT);
+    telemetry::start(global.log_format, filter)
+        .map_err(|error| Failure::usage(error).hint("a filter is `info` or `warn,mainstay=debug`"))
+}
+
+/// Durable session gateway for the Model Context Protocol.
+#[derive(Debug, Parser)]
+#[command(name = "mainstay", version, arg_required_else_help = true, after_help = exit::HELP)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+struct Global {
+    /// Answer in JSON, errors too
+    #[arg(long, global = true)]
+    json: bool,
+    /// Log filter, for example `info` or `warn,mainstay=debug`
+    #[arg(long, global = true, env = environment::LOG, value_name = "FILTER")]
+    log: Option<String>,
+    /// Log format
+    #[arg(long, global = true, env = environment::LOG_FORMAT, value_enum, default_value = "human", value_name = "FORMAT")]
+    log_format: telemetry::Format,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway in the foreground
+    Serve(ServeArgs),
+    /// Show in a minute what the gateway does: sessions that survive kill -9
+    Demo,
+    /// What a running gateway is doing
+    Status(Place),
+    /// The servers of a running gateway
+    #[command(subcommand)]
+    Servers(ServersCommand),
+    /// The sessions of a running gateway
+    #[command(subcommand)]
+    Sessions(SessionsCommand),
+    /// Stop a running gateway; its sessions are kept
+    Stop(Place),
+    /// Check, show or describe the configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// The process that does the work; started by `serve`
+    #[command(hide = true)]
+    Worker,
+    /// A small MCP server over stdio, for `demo`
+    #[command(hide = true)]
+    DemoServer,
+}
+
+#[derive(Debug, Subcommand)]
+enum ServersCommand {
+    /// List them
+    List(Place),
+}
+
+#[derive(Debug, Subcommand)]
+enum SessionsCommand {
+    /// List them
+    List(SessionsListArgs),
+    /// Show one
+    Show(SessionArgs),
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Say whether a configuration is right, and where it is not
+    Check(SourceArgs),
+    /// Show the configuration in force, with every default
+    Show(SourceArgs),
+    /// Print the JSON Schema of the configuration file
+    Schema,
+}
+
+/// Where servers come from, and what outweighs the file.
+#[derive(Debug, Args)]
+struct SourceArgs {
+    /// Configuration: TOML, or a client's mcpServers JSON as it is
+    #[arg(long, env = environment::CONFIG, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Directory of everything durable
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Where MCP clients connect; port 0 takes a free one
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<std::net::SocketAddr>,
+    /// Where the admin port listens; port 0 takes a free one
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<std::net::SocketAddr>,
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// One HTTP server, named after its host
+    #[arg(long, value_name = "URL", conflicts_with = "command")]
+    url: Option<String>,
+    /// One stdio server, named after its program
+    #[arg(last = true, value_name = "CMD ARGS")]
+    command: Vec<String>,
+}
+
+/// Which running gateway is meant.
+#[derive(Debug, Args)]
+struct Place {
+    /// The gateway's state directory
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// The gateway's configuration, which names the state directory
+    #[arg(long, env = environment::CONFIG, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct SessionsListArgs {
+    #[command(flatten)]
+    place: Place,
+    /// How many at most
+    #[arg(long, default_value_t = 1000, value_name = "COUNT")]
+    limit: usize,
+    /// Begin behind this session
+    #[arg(long, value_name = "REF")]
+    after: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct SessionArgs {
+    /// The session: `s-` and ten digits, as listed
+    #[arg(value_name = "REF")]
+    session: String,
+    #[command(flatten)]
+    place: Place,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_the_dashes_is_the_servers() {
+        let parsed = Cli::try_parse_from(["mainstay", "serve", "--", "npx", "-y", "--json", "x"]).unwrap();
+        let Command::Serve(args) = parsed.command else { unreachable!() };
+        assert_eq!(args.command, ["npx", "-y", "--json", "x"]);
+        assert!(!parsed.global.json);
+        assert!(Cli::try_parse_from(["mainstay", "serve", "--url", "http://x/", "--", "y"]).is_err());
+    }
+}

@@ -1,0 +1,92 @@
+//! What `serve` says when it is up: where each server is, and what to paste into a client.
+
+use std::net::SocketAddr;
+
+use serde_json::{Map, Value, json};
+
+use super::failure::Failure;
+use super::gateway::Gateway;
+use super::output::Output;
+use crate::config::Config;
+
+/// Tells where the servers are. Nobody reading it is no reason not to serve.
+pub(super) fn announce(config: &Config, gateway: &Gateway, out: &Output) -> Result<(), Failure> {
+    if out.is_json() {
+        return out.document(&document(config, gateway));
+    }
+    out.line(&text(config, gateway))
+}
+
+fn text(config: &Config, gateway: &Gateway) -> String {
+    let mut lines = vec![format!("mainstay {} serves", env!("CARGO_PKG_VERSION"))];
+    let width = config.servers.keys().map(|name| name.as_str().len()).max().unwrap_or(0);
+    let names = || config.servers.keys().map(|name| name.as_str());
+    lines.extend(names().map(|name| format!("  {name:width$}  {}", url(gateway.mcp, name))));
+    lines.push(format!("admin on http://{}, state in {}", gateway.admin, config.state_dir.display()));
+    if !config.servers.is_empty() {
+        lines.push("\nfor a client's configuration:".to_owned());
+        lines.push(format!("{:#}", snippet(config, gateway.mcp)));
+        lines.push("\nor for Claude Code:".to_owned());
+        let commands = names().map(|name| format!("claude mcp add --transport http {name} {}", url(gateway.mcp, name)));
+        lines.extend(commands);
+    }
+    lines.join("\n")
+}
+
+fn document(config: &Config, gateway: &Gateway) -> Value {
+    let urls: Map<String, Value> =
+        config.servers.keys().map(|name| (name.to_string(), url(gateway.mcp, name.as_str()).into())).collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "mcp": gateway.mcp,
+        "admin": gateway.admin,
+        "state_dir": config.state_dir,
+        "servers": urls,
+        "client": snippet(config, gateway.mcp),
+    })
+}
+
+/// The `mcpServers` object that Claude Code, Cursor and others take.
+fn snippet(config: &Config, mcp: SocketAddr) -> Value {
+    let entry = |name: &str| json!({ "type": "http", "url": url(mcp, name) });
+    let servers: Map<String, Value> =
+        config.servers.keys().map(|name| (name.to_string(), entry(name.as_str()))).collect();
+    json!({ "mcpServers": servers })
+}
+
+fn url(mcp: SocketAddr, name: &str) -> String {
+    format!("http://{mcp}/mcp/{name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_core::id::ServerName;
+
+    use super::*;
+    use crate::config::{Reach, Server};
+
+    fn example() -> (Config, Gateway) {
+        let mut config = Config::with_defaults("/state".into());
+        let reach = Reach::Http { url: "http://x/".parse().unwrap(), headers: std::collections::BTreeMap::new() };
+        config.servers.insert(ServerName::parse("tickets").unwrap(), Server::new(reach));
+        (config, Gateway { mcp: ([127, 0, 0, 1], 7717).into(), admin: ([127, 0, 0, 1], 7718).into(), keeper: 1 })
+    }
+
+    #[test]
+    fn each_server_has_its_url_and_the_snippet_is_ready_to_paste() {
+        let (config, gateway) = example();
+        let text = text(&config, &gateway);
+        assert!(text.contains("tickets  http://127.0.0.1:7717/mcp/tickets"), "{text}");
+        let from = text.find("{\n").unwrap();
+        let pasted: Value = serde_json::from_str(&text[from..=text.rfind('}').unwrap()]).unwrap();
+        assert_eq!(pasted["mcpServers"]["tickets"]["url"], "http://127.0.0.1:7717/mcp/tickets");
+    }
+
+    #[test]
+    fn programs_get_the_same_as_one_document() {
+        let (config, gateway) = example();
+        let document = document(&config, &gateway);
+        assert_eq!(document["servers"]["tickets"], "http://127.0.0.1:7717/mcp/tickets");
+        assert_eq!(document["admin"], "127.0.0.1:7718");
+    }
+}

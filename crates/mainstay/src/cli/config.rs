@@ -1,0 +1,98 @@
+//! `mainstay config`: check, show, schema. Also how every command reads its configuration.
+
+use serde::Serialize;
+
+use super::failure::Failure;
+use super::output::Output;
+use super::{Place, ServeArgs, SourceArgs};
+use crate::config::{self, Config, Diagnostic, Loaded, Overrides, Source, Surroundings, environment, schema};
+
+/// Says whether the configuration is right.
+pub(super) fn check(args: &SourceArgs, out: &Output) -> Result<(), Failure> {
+    let source = named_source(args)?;
+    let Loaded { config, warnings } = load(&source, args)?;
+    if out.is_json() {
+        return out.document(&Checked {
+            valid: true,
+            servers: config.servers.keys().map(ToString::to_string).collect(),
+            warnings: warnings.iter().map(ToString::to_string).collect(),
+        });
+    }
+    warn(&warnings, out);
+    let names: Vec<_> = config.servers.keys().map(|name| name.as_str()).collect();
+    let servers = if names.is_empty() { "no servers".to_owned() } else { names.join(", ") };
+    out.line(&format!("the configuration is right ({servers})"))
+}
+
+/// Shows the configuration in force.
+pub(super) fn show(args: &SourceArgs, out: &Output) -> Result<(), Failure> {
+    let source = args.config.clone().map_or(Source::Nothing, Source::File);
+    let Loaded { config, warnings } = load(&source, args)?;
+    if out.is_json() {
+        return out.document(&config.to_json());
+    }
+    warn(&warnings, out);
+    out.line(config.to_toml().trim_end())
+}
+
+/// Prints the schema of the file.
+pub(super) fn schema(out: &Output) -> Result<(), Failure> {
+    out.document(&schema::document())
+}
+
+/// The configuration of `serve`, from one of its three forms.
+pub(super) fn of_serve(args: &ServeArgs) -> Result<Loaded, Failure> {
+    let source = match (&args.url, args.command.as_slice()) {
+        (Some(url), _) => Source::Url(url.clone()),
+        (None, [_, ..]) => Source::Command(args.command.clone()),
+        (None, []) => named_source(&args.source)?,
+    };
+    load(&source, &args.source)
+}
+
+/// The configuration that names the state directory of a running gateway.
+pub(super) fn of_place(place: &Place) -> Result<Config, Failure> {
+    let source = match (&place.state_dir, &place.config) {
+        // Told outright, nothing else needs to be read, nor be right.
+        (Some(_), _) | (None, None) => Source::Nothing,
+        (None, Some(path)) => Source::File(path.clone()),
+    };
+    let overrides = Overrides { state_dir: place.state_dir.clone(), ..Overrides::default() };
+    Ok(with_surroundings(&source, &overrides)?.config)
+}
+
+/// Tells what was tolerated.
+pub(super) fn warn(warnings: &[Diagnostic], out: &Output) {
+    for warning in warnings {
+        out.note(&format!("warning: {warning}"));
+    }
+}
+
+fn named_source(args: &SourceArgs) -> Result<Source, Failure> {
+    let missing = || {
+        Failure::usage(anyhow::anyhow!("no configuration is given"))
+            .hint("one of: `--config FILE` (TOML or a client's mcpServers JSON), `--url URL`, `-- CMD ARGS…`")
+    };
+    args.config.clone().map(Source::File).ok_or_else(missing)
+}
+
+fn load(source: &Source, args: &SourceArgs) -> Result<Loaded, Failure> {
+    let overrides = Overrides { listen: args.listen, admin_listen: args.admin, state_dir: args.state_dir.clone() };
+    with_surroundings(source, &overrides)
+}
+
+fn with_surroundings(source: &Source, overrides: &Overrides) -> Result<Loaded, Failure> {
+    let around = Surroundings {
+        var: &environment::process,
+        root: rustix::process::geteuid().is_root(),
+        working_dir: std::env::current_dir()?,
+    };
+    Ok(config::load(source, overrides, &around)?)
+}
+
+#[derive(Serialize)]
+struct Checked {
+    valid: bool,
+    servers: Vec<String>,
+    warnings: Vec<String>,
+}

@@ -1,0 +1,134 @@
+//! How a command fails: an error chain, a hint and an exit code.
+
+use std::io;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use super::exit;
+use super::output::Output;
+use crate::config::Faults;
+
+/// Why a command did not do what it was asked.
+#[derive(Debug)]
+pub(super) struct Failure {
+    code: u8,
+    cause: anyhow::Error,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// The command line or the configuration is wrong.
+    pub(super) fn usage(cause: impl Into<anyhow::Error>) -> Self {
+        Self { code: exit::USAGE, cause: cause.into(), hint: None }
+    }
+
+    /// There is no running gateway.
+    pub(super) fn not_running(cause: impl Into<anyhow::Error>) -> Self {
+        Self { code: exit::NOT_RUNNING, cause: cause.into(), hint: None }
+    }
+
+    /// The gateway has nothing of that name.
+    pub(super) fn not_found(cause: impl Into<anyhow::Error>) -> Self {
+        Self { code: exit::NOT_FOUND, cause: cause.into(), hint: None }
+    }
+
+    /// The same with what to do about it.
+    #[must_use]
+    pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Tells it on standard error, and gives the exit code. A reader that closed our output is no failure to tell of.
+    pub(super) fn report(&self, out: &Output) -> ExitCode {
+        let closed = |cause: &(dyn std::error::Error + 'static)| {
+            cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+        };
+        if self.cause.chain().any(closed) {
+            return exit::OK.into();
+        }
+        if out.is_json() {
+            let causes: Vec<String> = self.cause.chain().skip(1).map(ToString::to_string).collect();
+            let error = self.cause.to_string();
+            out.note_json(&Report { error: &error, causes: &causes, hint: self.hint.as_deref(), exit_code: self.code });
+        } else {
+            out.note(&self.to_text());
+        }
+        self.code.into()
+    }
+
+    /// `error:`, the chain of causes, `hint:`.
+    fn to_text(&self) -> String {
+        if let Some(Faults(faults)) = self.cause.downcast_ref::<Faults>() {
+            let told = faults.iter().map(|fault| {
+                let hint = fault.hint.as_ref().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
+                format!("error: {fault}{hint}")
+            });
+            return told.collect::<Vec<_>>().join("\n");
+        }
+        let mut text = format!("error: {}", self.cause);
+        for cause in self.cause.chain().skip(1) {
+            text.push_str(&format!("\n  caused by: {cause}"));
+        }
+        if let Some(hint) = &self.hint {
+            text.push_str(&format!("\nhint: {hint}"));
+        }
+        text
+    }
+}
+
+/// What is told with `--json`.
+#[derive(Serialize)]
+struct Report<'a> {
+    error: &'a str,
+    causes: &'a [String],
+    hint: Option<&'a str>,
+    exit_code: u8,
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(cause: anyhow::Error) -> Self {
+        Self { code: exit::FAILED, cause, hint: None }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(cause: io::Error) -> Self {
+        Self::from(anyhow::Error::new(cause))
+    }
+}
+
+impl From<Faults> for Failure {
+    fn from(faults: Faults) -> Self {
+        let hints: Vec<String> = faults.0.iter().filter_map(|fault| fault.hint.clone()).collect();
+        let failure = Self::usage(faults);
+        if hints.is_empty() { failure } else { failure.hint(hints.join("; ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+    use crate::config::Diagnostic;
+
+    #[test]
+    fn a_failure_is_told_as_error_causes_and_hint() {
+        let failure = Failure::usage(anyhow!("inner").context("outer")).hint("try this");
+        assert_eq!(failure.to_text(), "error: outer\n  caused by: inner\nhint: try this");
+    }
+
+    #[test]
+    fn each_fault_of_a_configuration_keeps_its_own_hint() {
+        let faults = Faults(vec![Diagnostic::new("f", "a").with_hint("b"), Diagnostic::new("f", "c")]);
+        assert_eq!(Failure::from(faults).to_text(), "error: f: a\nhint: b\nerror: f: c");
+    }
+
+    #[test]
+    fn a_closed_pipe_ends_quietly() {
+        let failure = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(failure.report(&Output::new(false)), exit::OK.into());
+    }
+}

@@ -1,0 +1,134 @@
+//! `mainstay serve`: check everything, take the state directory and the ports, then be the keeper.
+
+use std::ffi::OsString;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use mainstay_keeper::{Lock, LockError, Plan};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::announce::announce;
+use super::failure::Failure;
+use super::gateway::{self, Gateway, TokenFile};
+use super::output::Output;
+use super::{Global, ServeArgs, config, start_log};
+use crate::config::{Config, Loaded};
+use crate::telemetry;
+
+/// Runs the gateway until it is told to stop.
+pub(super) fn run(args: &ServeArgs, global: &Global, out: &Output) -> Result<(), Failure> {
+    let Loaded { config, warnings } = config::of_serve(args)?;
+    start_log(global)?;
+    config::warn(&warnings, out);
+    if config.servers.is_empty() {
+        out.note("warning: no servers are configured");
+    }
+    mainstay_keeper::ensure_private_dir(&config.state_dir)
+        .with_context(|| format!("prepare the state directory `{}`", config.state_dir.display()))
+        .map_err(|error| Failure::from(error).hint("choose another with `--state-dir DIR`"))?;
+    let lock = lock(&config)?;
+    let mcp = bind("listen", "--listen", config.listen)?;
+    let admin = bind("admin.listen", "--admin", config.admin.listen)?;
+    prepare_token(&config)?;
+    raise_open_files();
+    let gateway = Gateway { mcp: mcp.local_addr()?, admin: admin.local_addr()?, keeper: std::process::id() };
+    gateway.write(&config.state_dir)?;
+    announce_unless_closed(&config, &gateway, out);
+    let plan = Plan {
+        worker: std::env::current_exe().context("find the program's own file")?,
+        worker_args: worker_args(global),
+        listeners: vec![("mcp".to_owned(), mcp), ("admin".to_owned(), admin)],
+        settings: config.to_snapshot(),
+        state_dir: config.state_dir.clone(),
+        drain_bound: DRAIN_BOUND.max(config.session.drain_grace + DRAIN_RESERVE),
+    };
+    let ended = mainstay_keeper::run(plan).context("run the gateway");
+    let withdrawn = Gateway::withdraw(&config.state_dir);
+    drop(lock);
+    ended?;
+    Ok(withdrawn?)
+}
+
+fn lock(config: &Config) -> Result<Lock, Failure> {
+    let shown = config.state_dir.display();
+    mainstay_keeper::acquire_lock(&config.state_dir, &config.listen.to_string()).map_err(|error| {
+        let held = matches!(error, LockError::Held { .. });
+        let failure = Failure::from(anyhow!(error).context(format!("take the state directory `{shown}`")));
+        match held {
+            true => {
+                failure.hint(format!("stop the other one with `mainstay stop --state-dir {shown}`, or choose another"))
+            }
+            false => failure,
+        }
+    })
+}
+
+/// Binds a listener whose queue is long enough for all clients to wait in while a worker is replaced.
+fn bind(key: &str, flag: &str, address: SocketAddr) -> Result<TcpListener, Failure> {
+    let bound = TcpListener::bind(address).and_then(|listener| {
+        rustix::net::listen(&listener, LISTEN_BACKLOG)?;
+        Ok(listener)
+    });
+    bound.map_err(|error| {
+        let advice = [
+            (io::ErrorKind::AddrInUse, "something listens there already: choose another port (0 takes a free one)"),
+            (io::ErrorKind::PermissionDenied, "choose a port above 1023"),
+            (io::ErrorKind::AddrNotAvailable, "choose an address of this machine"),
+        ];
+        let hint = advice.into_iter().find(|(kind, _)| *kind == error.kind());
+        let failure = Failure::from(anyhow!(error).context(format!("listen on {address} (`{key}`)")));
+        match hint {
+            Some((_, hint)) => failure.hint(format!("{hint} with `{flag}`")),
+            None => failure,
+        }
+    })
+}
+
+fn prepare_token(config: &Config) -> Result<(), Failure> {
+    let file = config.admin_token_file();
+    match gateway::ensure_token(config)? {
+        TokenFile::Kept => {}
+        TokenFile::Made => tracing::info!(file = %file.display(), "made an admin token"),
+        TokenFile::Mended => {
+            tracing::warn!(file = %file.display(), "others could read the admin token; made it private")
+        }
+        TokenFile::Open => tracing::warn!(file = %file.display(), "others can read the admin token"),
+    }
+    Ok(())
+}
+
+/// Each session may hold several descriptors, so the soft limit goes up to the hard one. Not being allowed to is no
+/// reason not to serve.
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    match raised {
+        Ok(()) => tracing::debug!(limit = limit.maximum, "raised the limit of open files"),
+        Err(error) => tracing::warn!(%error, limit = limit.current, "the limit of open files could not be raised"),
+    }
+}
+
+fn announce_unless_closed(config: &Config, gateway: &Gateway, out: &Output) {
+    if announce(config, gateway, out).is_err() {
+        tracing::debug!("nobody reads the announcement");
+    }
+}
+
+/// The worker logs as this process does.
+fn worker_args(global: &Global) -> Vec<OsString> {
+    let format = match global.log_format {
+        telemetry::Format::Human => "human",
+        telemetry::Format::Json => "json",
+    };
+    let filter = global.log.as_deref().unwrap_or(telemetry::FILTER_DEFAULT);
+    ["worker", "--log-format", format, "--log", filter].into_iter().map(OsString::from).collect()
+}
+
+/// How many connects wait while no worker accepts; the kernel caps it at `net.core.somaxconn`.
+const LISTEN_BACKLOG: i32 = 4096;
+/// How long a worker may take to drain before it is killed.
+const DRAIN_BOUND: Duration = Duration::from_secs(10);
+/// What a drain needs besides the grace of its calls.
+const DRAIN_RESERVE: Duration = Duration::from_secs(5);

@@ -1,0 +1,7 @@
+//! The `mainstay` program. Everything is in the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    mainstay::cli::main()
+}
