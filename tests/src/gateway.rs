@@ -391,6 +391,11 @@ impl Gateway {
         self.dir.path().join(setup::STDERR_FILE)
     }
 
+    #[expect(clippy::print_stderr, reason = "the test runner shows what a test printed only if the test fails")]
+    fn show_log(&self) {
+        eprintln!("{}", self.log_tail());
+    }
+
     fn log_tail(&self) -> String {
         log::tail(&self.log_path())
     }
@@ -417,6 +422,7 @@ impl Drop for Gateway {
         for process in &left {
             process.kill();
         }
+        self.show_log();
         if std::thread::panicking() {
             return;
         }

@@ -1,7 +1,7 @@
 //! UP-H: a streamable HTTP MCP server (2025-11-25, 2025-06-18, 2025-03-26) that misbehaves exactly as it is told.
 //!
 //! It is written on HTTP and JSON alone: a kit would be too well-behaved. Two ports: `/mcp` on the first is the server, the
-//! second takes orders (see [`control`](self) routes in `control.rs`) and shows the journal of every request. A control
+//! second takes orders (the table of routes is in `control.rs`) and shows the journal of every request. A control
 //! request is answered when its order is in force.
 
 mod control;

@@ -115,6 +115,10 @@ async fn a_delay_delays_and_a_hang_hangs_for_ever() -> Result<()> {
     assert!(client.request("ping", json!({})).await.is_err());
     assert_eq!(up.executions("read").await?, 1);
     up.gap(json!({"kind": "clear"})).await?;
+    up.gap(json!({"kind": "delay", "ms": 300, "tool": "incr"})).await?;
+    assert!(client.call("incr", json!({})).await.is_err(), "the client gives up first");
+    let executed = async || up.executions("incr").await.is_ok_and(|calls| calls == 1);
+    wait_until("the call to be executed all the same", BOUND, executed).await?;
     client.bound = BOUND;
     client.call("read", json!({})).await?.text()?;
     up.gap(json!({"kind": "status", "status": 503, "headers": {"retry-after": "1"}, "body": "busy", "method": "GET"}))

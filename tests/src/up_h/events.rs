@@ -59,7 +59,7 @@ impl EventLog {
         Arc::new(EventLog { stream, log: Mutex::default(), changed: watch::Sender::new(()) })
     }
 
-    /// Adds a message. At [`EVENTS_MAX`] the oldest one goes.
+    /// Adds a message. Past the bound the oldest one goes, and can no longer be resumed from.
     pub fn push(&self, message: &Value) {
         let mut log = self.lock();
         log.next += 1;
@@ -263,7 +263,7 @@ impl<S: futures_util::Stream> futures_util::Stream for SyncStream<S> {
 }
 
 /// The most events that a log keeps.
-pub(super) const EVENTS_MAX: usize = 20_000;
+const EVENTS_MAX: usize = 20_000;
 
 #[cfg(test)]
 mod tests {

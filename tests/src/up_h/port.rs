@@ -1,6 +1,6 @@
 //! The port of `/mcp`, which can be closed and opened again.
 
-use super::{UpH, mcp};
+use super::{Cut, UpH, mcp};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::net::SocketAddr;
@@ -130,7 +130,11 @@ async fn at(time: Option<Instant>) {
 
 async fn connection(up: Arc<UpH>, stream: TcpStream) {
     let _best_effort = stream.set_nodelay(true);
-    let service = service_fn(move |request| mcp::handle(Arc::clone(&up), request));
+    // Each request runs on by itself: one that has arrived is executed, whatever becomes of its connection.
+    let service = service_fn(move |request| {
+        let running = tokio::spawn(mcp::handle(Arc::clone(&up), request));
+        async move { running.await.unwrap_or(Err(Cut)) }
+    });
     // A connection ends with an error whenever a cut was ordered or the peer left; both are normal here.
     let _ended = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
