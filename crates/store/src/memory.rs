@@ -1,0 +1,137 @@
+//! The ledger in memory: the same meaning as on disk, as long as a handle exists.
+//!
+//! It is what tests and simulations run on. Several writers on one ledger come from [`MemoryStore::reopen`].
+
+mod tables;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mainstay_core::id::{Epoch, ServerName, SessionKey, SessionRef};
+use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
+use mainstay_core::session::State;
+use mainstay_core::time::Timestamp;
+use tracing::warn;
+
+use self::tables::Tables;
+use crate::counters::{Counters, Meters, count};
+use crate::error::{CommitError, StoreError};
+use crate::rows::{fence, next_epoch};
+use crate::stored::{Listed, Page, REF_MATCHES_MAX, Stored, first_key};
+use crate::write::{Write, strongest};
+
+/// One writer on a ledger in memory. Clones are the same writer.
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    tables: Arc<Mutex<Tables>>,
+    own: Arc<Mutex<Option<Epoch>>>,
+    meters: Arc<Meters>,
+}
+
+impl MemoryStore {
+    pub(crate) fn new() -> Self {
+        Self { tables: Arc::default(), own: Arc::default(), meters: Arc::default() }
+    }
+
+    pub(crate) fn reopen(&self) -> Self {
+        Self { tables: Arc::clone(&self.tables), own: Arc::default(), meters: Arc::default() }
+    }
+
+    pub(crate) fn begin_epoch(&self, now: Timestamp, nonce: u64) -> Result<Epoch, StoreError> {
+        let mut tables = lock(&self.tables);
+        let epoch = next_epoch(tables.epoch, nonce, now, tables.clock);
+        tables.epoch = Some(epoch);
+        tables.clock = tables.clock.max(now);
+        *lock(&self.own) = Some(epoch);
+        Ok(epoch)
+    }
+
+    pub(crate) fn commit(&self, writes: Vec<Write>) -> Result<(), CommitError> {
+        let own = *lock(&self.own);
+        let mut tables = lock(&self.tables);
+        fence(own, tables.epoch)?;
+        let class = strongest(&writes);
+        tables.transact(writes)?;
+        self.meters.committed(class);
+        Ok(())
+    }
+
+    pub(crate) fn hint(&self, write: Write) {
+        let word = write.as_str();
+        if let Err(error) = self.commit(vec![write]) {
+            count(&self.meters.hint_failures);
+            warn!(write = word, %error, "hint not written");
+        }
+    }
+
+    pub(crate) fn find(&self, key: SessionKey) -> Stored {
+        self.read().find(key)
+    }
+
+    pub(crate) fn find_ref(&self, session_ref: SessionRef) -> Vec<Stored> {
+        let tables = self.read();
+        let keys = tables.keys_from(first_key(session_ref)).take_while(|key| key.session_ref() == session_ref);
+        keys.take(REF_MATCHES_MAX).map(|key| tables.find(key)).collect()
+    }
+
+    pub(crate) fn resume_record(&self, key: SessionKey) -> Option<ResumeRecord> {
+        self.read().resumes.get(&key).cloned()
+    }
+
+    pub(crate) fn overdue(&self, now: Timestamp, limit: usize) -> Vec<SessionKey> {
+        let tables = self.read();
+        let due = tables.deadlines.iter().take_while(|(deadline, _)| *deadline <= now);
+        due.map(|(_, key)| *key).take(limit).collect()
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
+        self.read().deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    pub(crate) fn unfinished(&self) -> Vec<SessionKey> {
+        let tables = self.read();
+        let draining = tables.sessions.values().filter(|record| record.state == State::Draining);
+        draining.map(|record| record.key).collect()
+    }
+
+    pub(crate) fn list(&self, page: &Page) -> Vec<Listed> {
+        let tables = self.read();
+        let first = page.after.unwrap_or(SessionKey::from_bytes([0; 32]));
+        let keys = tables.keys_from(first).filter(|key| Some(*key) != page.after).take(page.rows());
+        keys.map(|key| Listed {
+            key,
+            stored: tables.find(key),
+            resume: tables.resumes.get(&key).cloned().map(Into::into),
+        })
+        .collect()
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.read().sessions.len() as u64
+    }
+
+    pub(crate) fn owed(&self, now: Timestamp, limit: usize) -> Vec<OwedDelete> {
+        let tables = self.read();
+        let mut due: Vec<_> = tables.owed.values().filter(|owed| owed.next_at <= now).cloned().collect();
+        due.sort_by_key(|owed| (owed.next_at, owed.id));
+        due.truncate(limit);
+        due
+    }
+
+    pub(crate) fn card(&self, server: &ServerName, fingerprint: [u8; 32]) -> Option<ServerCard> {
+        self.read().cards.get(server).filter(|card| card.fingerprint == fingerprint).cloned()
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.meters.snapshot(0)
+    }
+
+    fn read(&self) -> MutexGuard<'_, Tables> {
+        count(&self.meters.reads);
+        lock(&self.tables)
+    }
+}
+
+/// A panic elsewhere leaves the tables whole: they change in one place, which does not panic half-way.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

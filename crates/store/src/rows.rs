@@ -1,0 +1,184 @@
+//! Between records and rows: signing, sealing, and every check of what comes back (S14).
+
+use mainstay_core::id::{Epoch, ServerName, SessionKey};
+use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
+use mainstay_core::session::{SessionRecord, Tombstone};
+use mainstay_core::time::Timestamp;
+use tracing::warn;
+
+use crate::codec::{self, Malformed, state_number};
+use crate::error::CommitError;
+use crate::keys::{Keyring, Purpose, Rejection, Sealed, Signature};
+use crate::stored::Fault;
+
+/// A signed body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Signed {
+    pub(crate) signature: Signature,
+    pub(crate) body: Vec<u8>,
+}
+
+/// The columns of a session's row beside key and body. Only the last three are not signed for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SessionColumns {
+    pub(crate) state: i64,
+    pub(crate) server: String,
+    pub(crate) generation: i64,
+    pub(crate) deadline: i64,
+    pub(crate) seen_at: i64,
+    pub(crate) confirmed: bool,
+}
+
+impl SessionColumns {
+    pub(crate) fn of(record: &SessionRecord) -> Self {
+        Self {
+            state: i64::from(state_number(record.state)),
+            server: record.server.as_str().to_owned(),
+            generation: column(record.generation),
+            deadline: time_column(record.deadline),
+            seen_at: time_column(record.seen_at),
+            confirmed: record.confirmed,
+        }
+    }
+}
+
+/// What of the row of `record` is signed.
+pub(crate) fn sign_session(ring: &Keyring, record: &SessionRecord) -> Signed {
+    let body = codec::encode_session(record);
+    Signed { signature: ring.sign(Purpose::Session, record.key.as_bytes(), &body), body }
+}
+
+/// The session in a row under `key`, as far as both agree.
+pub(crate) fn read_session(
+    ring: &Keyring,
+    key: SessionKey,
+    columns: &SessionColumns,
+    signed: &Signed,
+) -> Result<SessionRecord, Fault> {
+    let owner = || codec::decode_session(&signed.body).map(|record| record.key);
+    verify(ring, Purpose::Session, key, signed, owner)?;
+    let record = codec::decode_session(&signed.body).map_err(fault)?;
+    if record.key != key {
+        return Err(Fault::Unparsable);
+    }
+    let expected = SessionColumns::of(&record);
+    let agree = expected.state == columns.state
+        && expected.server == columns.server
+        && expected.generation == columns.generation;
+    let (Some(deadline), Some(seen_at), true) = (time(columns.deadline), time(columns.seen_at), agree) else {
+        return Err(Fault::Tampered);
+    };
+    Ok(SessionRecord { deadline, seen_at, confirmed: record.confirmed || columns.confirmed, ..record })
+}
+
+/// What of the row of `stone` is signed.
+pub(crate) fn sign_tombstone(ring: &Keyring, stone: &Tombstone) -> Signed {
+    let body = codec::encode_tombstone(stone);
+    Signed { signature: ring.sign(Purpose::Tombstone, stone.key.as_bytes(), &body), body }
+}
+
+/// The tombstone in a row under `key`.
+pub(crate) fn read_tombstone(ring: &Keyring, key: SessionKey, signed: &Signed) -> Result<Tombstone, Fault> {
+    let owner = || codec::decode_tombstone(&signed.body).map(|stone| stone.key);
+    verify(ring, Purpose::Tombstone, key, signed, owner)?;
+    let stone = codec::decode_tombstone(&signed.body).map_err(fault)?;
+    if stone.key == key { Ok(stone) } else { Err(Fault::Unparsable) }
+}
+
+/// The sealed row of `record`.
+pub(crate) fn seal_resume(ring: &Keyring, record: &ResumeRecord) -> Sealed {
+    ring.seal(Purpose::Resume, record.key.as_bytes(), &codec::encode_resume(record))
+}
+
+/// The resume record in a row under `key`.
+pub(crate) fn read_resume(ring: &Keyring, key: SessionKey, sealed: &Sealed) -> Result<ResumeRecord, Fault> {
+    let body = ring.open(Purpose::Resume, key.as_bytes(), sealed).map_err(rejected)?;
+    let record = codec::decode_resume(&body).map_err(fault)?;
+    if record.key == key { Ok(record) } else { Err(Fault::Unparsable) }
+}
+
+/// The sealed row of `owed`.
+pub(crate) fn seal_owed(ring: &Keyring, owed: &OwedDelete) -> Sealed {
+    ring.seal(Purpose::Owed, owed.server.as_str().as_bytes(), &codec::encode_owed(owed))
+}
+
+/// The owed delete of number `id` in a row for `server`.
+pub(crate) fn read_owed(ring: &Keyring, id: i64, server: &str, sealed: &Sealed) -> Result<OwedDelete, Fault> {
+    let body = ring.open(Purpose::Owed, server.as_bytes(), sealed).map_err(rejected)?;
+    let id = u64::try_from(id).map_err(|_| Fault::Tampered)?;
+    codec::decode_owed(id, &body).map_err(fault)
+}
+
+/// The sealed row of `card`.
+pub(crate) fn seal_card(ring: &Keyring, card: &ServerCard) -> Sealed {
+    ring.seal(Purpose::Card, card.server.as_str().as_bytes(), &codec::encode_card(card))
+}
+
+/// The card in a row for `server`.
+pub(crate) fn read_card(ring: &Keyring, server: &ServerName, sealed: &Sealed) -> Result<ServerCard, Fault> {
+    let body = ring.open(Purpose::Card, server.as_str().as_bytes(), sealed).map_err(rejected)?;
+    let card = codec::decode_card(&body).map_err(fault)?;
+    if card.server == *server { Ok(card) } else { Err(Fault::Unparsable) }
+}
+
+/// Whether a writer of epoch `own` may write to a ledger of epoch `current`.
+pub(crate) fn fence(own: Option<Epoch>, current: Option<Epoch>) -> Result<(), CommitError> {
+    if own.is_some() && own == current { Ok(()) } else { Err(CommitError::Fenced { own, current }) }
+}
+
+/// The epoch after `former`. `clock` is the latest time that the ledger has heard of.
+pub(crate) fn next_epoch(former: Option<Epoch>, nonce: u64, now: Timestamp, clock: Timestamp) -> Epoch {
+    if now < clock {
+        let ahead_ms = u64::try_from(clock.since(now).as_millis()).unwrap_or(u64::MAX);
+        warn!(ahead_ms, %now, ledger = %clock, "the clock went back: sessions are kept, and some expire later");
+    }
+    Epoch { counter: former.map_or(0, |epoch| epoch.counter) + 1, nonce }
+}
+
+/// `number` as SQLite keeps it.
+pub(crate) fn column(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// `at` as SQLite keeps it.
+pub(crate) fn time_column(at: Timestamp) -> i64 {
+    column(at.unix_millis())
+}
+
+/// The time in a column.
+pub(crate) fn time(column: i64) -> Option<Timestamp> {
+    u64::try_from(column).ok().map(Timestamp::from_unix_millis)
+}
+
+/// Verifies a signature. A body that belongs to another key, and is genuine there, was put in the wrong place.
+fn verify(
+    ring: &Keyring,
+    purpose: Purpose,
+    key: SessionKey,
+    signed: &Signed,
+    owner: impl FnOnce() -> Result<SessionKey, Malformed>,
+) -> Result<(), Fault> {
+    match ring.verify(purpose, key.as_bytes(), &signed.body, &signed.signature) {
+        Ok(()) => Ok(()),
+        Err(Rejection::UnknownKey { key_id }) => Err(Fault::UnknownKey { key_id }),
+        Err(Rejection::Forged) => {
+            let elsewhere = |key: SessionKey| ring.verify(purpose, key.as_bytes(), &signed.body, &signed.signature);
+            let misfiled = owner().is_ok_and(|owner| elsewhere(owner).is_ok());
+            Err(if misfiled { Fault::Misfiled } else { Fault::Tampered })
+        }
+    }
+}
+
+fn rejected(rejection: Rejection) -> Fault {
+    match rejection {
+        Rejection::UnknownKey { key_id } => Fault::UnknownKey { key_id },
+        Rejection::Forged => Fault::Tampered,
+    }
+}
+
+fn fault(malformed: Malformed) -> Fault {
+    match malformed {
+        Malformed::Future { version } => Fault::Future { version },
+        Malformed::Damaged => Fault::Unparsable,
+    }
+}

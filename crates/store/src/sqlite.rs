@@ -1,0 +1,177 @@
+//! The ledger in a SQLite file: write-ahead log, one writing thread, one reading thread.
+//!
+//! No async task touches a connection. Writes and reads are handed over through bounded queues and answered through
+//! one-shot channels; the threads end when the last handle is dropped.
+
+mod apply;
+mod connect;
+mod database;
+mod reader;
+mod writer;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use mainstay_core::id::{Epoch, ServerName, SessionKey, SessionRef};
+use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
+use mainstay_core::time::Timestamp;
+use tokio::sync::{mpsc, oneshot};
+use tracing::warn;
+
+use self::database::Database;
+use self::reader::{Read, Reader};
+use self::writer::{Batched, Job, Writer, unavailable};
+use crate::counters::{Counters, Meters, count};
+use crate::error::{Cause, CommitError, OpenError, StoreError};
+use crate::keys::Keyring;
+use crate::stored::{Listed, Page, Stored};
+use crate::write::Write;
+
+/// One writer on a ledger in a file. Clones are the same writer.
+#[derive(Clone)]
+pub struct SqliteStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    path: PathBuf,
+    ring: Arc<Keyring>,
+    meters: Arc<Meters>,
+    jobs: mpsc::Sender<Job>,
+    reads: mpsc::Sender<Read>,
+}
+
+impl SqliteStore {
+    pub(crate) fn open(path: PathBuf, ring: Arc<Keyring>) -> Result<Self, OpenError> {
+        let meters = Arc::new(Meters::default());
+        let database = |connection| Database { connection, ring: Arc::clone(&ring), meters: Arc::clone(&meters) };
+        let writer = Writer::new(database(connect::writer(&path, &ring)?));
+        let reader = Reader::new(database(connect::reader(&path)?));
+        let (jobs, queued_jobs) = mpsc::channel(JOBS_QUEUED_MAX);
+        let (reads, queued_reads) = mpsc::channel(READS_QUEUED_MAX);
+        let started = start("ledger-writer", move || writer.run(queued_jobs))
+            .and_then(|()| start("ledger-reader", move || reader.run(queued_reads)));
+        started.map_err(|source| OpenError::Io { attempt: "start a thread for", path: path.clone(), source })?;
+        Ok(Self { shared: Arc::new(Shared { path, ring, meters, jobs, reads }) })
+    }
+
+    pub(crate) fn reopen(&self) -> Result<Self, OpenError> {
+        Self::open(self.shared.path.clone(), Arc::clone(&self.shared.ring))
+    }
+
+    pub(crate) async fn begin_epoch(&self, now: Timestamp, nonce: u64) -> Result<Epoch, StoreError> {
+        self.ask(|reply| Job::Epoch { now, nonce, reply }).await?
+    }
+
+    pub(crate) async fn commit(&self, writes: Vec<Write>) -> Result<(), CommitError> {
+        let job = |reply| Job::Write(Batched { writes, reply: Some(reply) });
+        self.ask(job).await.unwrap_or_else(|_| Err(CommitError::Unavailable(Cause::Stopped)))
+    }
+
+    pub(crate) fn hint(&self, write: Write) {
+        let word = write.as_str();
+        let job = Job::Write(Batched { writes: vec![write], reply: None });
+        if self.shared.jobs.try_send(job).is_err() {
+            count(&self.shared.meters.hints_dropped);
+            warn!(write = word, "hint dropped: the ledger's queue is full");
+        }
+    }
+
+    pub(crate) async fn flush(&self) -> Result<(), StoreError> {
+        self.ask(|reply| Job::Flush { reply }).await
+    }
+
+    pub(crate) async fn find(&self, key: SessionKey) -> Result<Stored, StoreError> {
+        self.read(move |reader| reader.find(key)).await
+    }
+
+    pub(crate) async fn find_ref(&self, session_ref: SessionRef) -> Result<Vec<Stored>, StoreError> {
+        self.read(move |reader| reader.find_ref(session_ref)).await
+    }
+
+    pub(crate) async fn resume_record(&self, key: SessionKey) -> Result<Option<ResumeRecord>, StoreError> {
+        self.read(move |reader| reader.resume_record(key)).await
+    }
+
+    pub(crate) async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<SessionKey>, StoreError> {
+        self.read(move |reader| reader.overdue(now, limit)).await
+    }
+
+    pub(crate) async fn next_deadline(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.read(Reader::next_deadline).await
+    }
+
+    pub(crate) async fn unfinished(&self) -> Result<Vec<SessionKey>, StoreError> {
+        self.read(Reader::unfinished).await
+    }
+
+    pub(crate) async fn list(&self, page: &Page) -> Result<Vec<Listed>, StoreError> {
+        let page = *page;
+        self.read(move |reader| reader.list(&page)).await
+    }
+
+    pub(crate) async fn count(&self) -> Result<u64, StoreError> {
+        self.read(Reader::count).await
+    }
+
+    pub(crate) async fn owed(&self, now: Timestamp, limit: usize) -> Result<Vec<OwedDelete>, StoreError> {
+        self.read(move |reader| reader.owed(now, limit)).await
+    }
+
+    pub(crate) async fn card(&self, server: &ServerName, fingerprint: [u8; 32]) -> Option<ServerCard> {
+        let name = server.clone();
+        let found = self.read(move |reader| reader.card(&name, fingerprint)).await;
+        let logged = found.inspect_err(|error| {
+            warn!(%server, error = error as &dyn std::error::Error, "server card not read");
+        });
+        logged.ok().flatten()
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        let jobs = &self.shared.jobs;
+        self.shared.meters.snapshot((jobs.max_capacity() - jobs.capacity()) as u64)
+    }
+
+    /// Does something to the writing connection that only a fault would do.
+    #[cfg(test)]
+    pub(crate) async fn tamper(&self, act: impl FnOnce(&rusqlite::Connection) + Send + 'static) {
+        self.ask(|reply| Job::Tamper { act: Box::new(act), reply }).await.unwrap();
+    }
+
+    async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.shared.jobs.send(job(reply)).await.is_ok();
+        let answer = if sent { answer.await.ok() } else { None };
+        answer.ok_or(StoreError::Unavailable(Cause::Stopped))
+    }
+
+    async fn read<T, F>(&self, read: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Reader) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let job: Read = Box::new(move |reader| {
+            // Whoever asked may have stopped waiting.
+            let _ = reply.send(read(reader));
+        });
+        let sent = self.shared.reads.send(job).await.is_ok();
+        let answer = if sent { answer.await.ok() } else { None };
+        answer.ok_or(StoreError::Unavailable(Cause::Stopped))?.map_err(unavailable)
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore").field("path", &self.shared.path).finish_non_exhaustive()
+    }
+}
+
+fn start(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name(name.into()).spawn(body).map(|_| ())
+}
+
+/// How many jobs wait for the writer. A commit that finds more waits; a hint is dropped.
+const JOBS_QUEUED_MAX: usize = 8192;
+const READS_QUEUED_MAX: usize = 8192;

@@ -1,0 +1,242 @@
+//! One write as SQL, inside of a transaction that somebody else began.
+
+use mainstay_core::id::{Epoch, SessionKey};
+use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
+use mainstay_core::session::{Change, SessionRecord, Tombstone};
+use mainstay_core::time::Timestamp;
+use rusqlite::params;
+
+use super::database::{Bounds, Database};
+use super::reader::{key_column, sealed_columns};
+use crate::error::Found;
+use crate::rows::{self, SessionColumns, column, time_column};
+use crate::write::{PURGED_ROWS_MAX, Write};
+
+/// Why a write was not made.
+pub(super) enum Refused {
+    Conflict { key: SessionKey, found: Found },
+    Sqlite(rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for Refused {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+impl Database {
+    pub(super) fn apply(&self, write: &Write) -> Result<(), Refused> {
+        match write {
+            Write::Session(Change::Insert(record)) => self.insert(record),
+            Write::Session(Change::Update(record)) => self.update(record),
+            Write::Session(Change::Touch { key, seen_at, deadline }) => {
+                let values = params![key.as_bytes(), time_column(*seen_at), time_column(*deadline)];
+                Ok(self.execute(TOUCH, values).map(|_| ())?)
+            }
+            Write::Session(Change::End(stone)) => self.end(stone),
+            Write::Resume(record) => Ok(self.resume(record)?),
+            Write::ForgetResume(key) => Ok(self.execute(FORGET_RESUME, [key.as_bytes()]).map(|_| ())?),
+            Write::Owe(owed) => Ok(self.owe(owed)?),
+            Write::Settle(id) => Ok(self.execute(SETTLE, [column(*id)]).map(|_| ())?),
+            Write::Postpone(owed) => Ok(self.postpone(owed)?),
+            Write::Card(card) => Ok(self.card(card)?),
+            Write::Purge { now } => Ok(self.purge(*now)?),
+        }
+    }
+
+    /// The ledger's epoch.
+    pub(super) fn epoch(&self) -> rusqlite::Result<Option<Epoch>> {
+        let bytes = self.first(META, ["epoch"], |row| row.get::<_, [u8; 16]>(0))?;
+        Ok(bytes.map(|bytes| {
+            let (counter, nonce) = bytes.split_at(8);
+            let number = |half: &[u8]| half.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+            Epoch { counter: number(counter), nonce: number(nonce) }
+        }))
+    }
+
+    pub(super) fn set_epoch(&self, epoch: Epoch) -> rusqlite::Result<()> {
+        let bytes = [epoch.counter.to_be_bytes(), epoch.nonce.to_be_bytes()].concat();
+        self.execute(SET_META, params!["epoch", bytes]).map(|_| ())
+    }
+
+    /// The latest time that the ledger has heard of.
+    pub(super) fn clock(&self) -> rusqlite::Result<Timestamp> {
+        let column = self.first(META, ["clock"], |row| row.get(0))?;
+        Ok(column.and_then(rows::time).unwrap_or_default())
+    }
+
+    pub(super) fn set_clock(&self, clock: Timestamp) -> rusqlite::Result<()> {
+        self.execute(SET_META, params!["clock", time_column(clock)]).map(|_| ())
+    }
+
+    fn insert(&self, record: &SessionRecord) -> Result<(), Refused> {
+        let changed = self.write_session(INSERT, record)?;
+        self.expect_one(changed, record.key)
+    }
+
+    fn update(&self, record: &SessionRecord) -> Result<(), Refused> {
+        let changed = self.write_session(UPDATE, record)?;
+        self.expect_one(changed, record.key)
+    }
+
+    fn write_session(&self, sql: &str, record: &SessionRecord) -> rusqlite::Result<usize> {
+        let signed = rows::sign_session(&self.ring, record);
+        let columns = SessionColumns::of(record);
+        let values = params![
+            record.key.as_bytes(),
+            columns.state,
+            columns.server,
+            columns.generation,
+            columns.deadline,
+            columns.seen_at,
+            columns.confirmed,
+            signed.signature.key_id,
+            signed.signature.mac,
+            signed.body
+        ];
+        self.execute(sql, values)
+    }
+
+    fn end(&self, stone: &Tombstone) -> Result<(), Refused> {
+        let removed = self.execute(REMOVE, params![stone.key.as_bytes(), column(stone.generation)])?;
+        self.expect_one(removed, stone.key)?;
+        let signed = rows::sign_tombstone(&self.ring, stone);
+        let values = params![
+            stone.key.as_bytes(),
+            time_column(stone.keep_until),
+            signed.signature.key_id,
+            signed.signature.mac,
+            signed.body
+        ];
+        self.execute(BURY, values)?;
+        Ok(())
+    }
+
+    /// A statement that changed nothing met something else than it was meant for.
+    fn expect_one(&self, changed: usize, key: SessionKey) -> Result<(), Refused> {
+        if changed == 1 {
+            return Ok(());
+        }
+        let found = if self.is_buried(key)? {
+            Found::Ended
+        } else {
+            let generation = self.first(GENERATION, [key.as_bytes()], |row| row.get::<_, i64>(0))?;
+            generation.map_or(Found::Absent, |column| Found::Generation(u64::try_from(column).unwrap_or(0)))
+        };
+        Err(Refused::Conflict { key, found })
+    }
+
+    fn is_buried(&self, key: SessionKey) -> rusqlite::Result<bool> {
+        Ok(self.first(BURIED, [key.as_bytes()], |_| Ok(()))?.is_some())
+    }
+
+    fn resume(&self, record: &ResumeRecord) -> rusqlite::Result<()> {
+        if self.is_buried(record.key)? {
+            return record.owed_delete(record.saved_at).map_or(Ok(()), |owed| self.owe(&owed));
+        }
+        let sealed = rows::seal_resume(&self.ring, record);
+        let used_at = time_column(record.used_at.max(record.saved_at));
+        let values = params![record.key.as_bytes(), record.server.as_str(), used_at, sealed.key_id, sealed.bytes];
+        self.execute(RESUME, values).map(|_| ())
+    }
+
+    fn owe(&self, owed: &OwedDelete) -> rusqlite::Result<()> {
+        let sealed = rows::seal_owed(&self.ring, owed);
+        let (next_at, owed_at) = (time_column(owed.next_at), time_column(owed.owed_at));
+        self.execute(OWE, params![owed.server.as_str(), next_at, owed_at, sealed.key_id, sealed.bytes]).map(|_| ())
+    }
+
+    fn postpone(&self, owed: &OwedDelete) -> rusqlite::Result<()> {
+        let sealed = rows::seal_owed(&self.ring, owed);
+        let next_at = time_column(owed.next_at);
+        let values = params![column(owed.id), owed.server.as_str(), next_at, sealed.key_id, sealed.bytes];
+        self.execute(POSTPONE, values).map(|_| ())
+    }
+
+    fn card(&self, card: &ServerCard) -> rusqlite::Result<()> {
+        let sealed = rows::seal_card(&self.ring, card);
+        self.execute(CARD, params![card.server.as_str(), sealed.key_id, sealed.bytes]).map(|_| ())
+    }
+
+    fn purge(&self, now: Timestamp) -> rusqlite::Result<()> {
+        self.purge_tombstones(now)?;
+        self.purge_resumes(now)?;
+        let left_since = time_column(now.minus(OwedDelete::LISTED));
+        let rows_max = column(PURGED_ROWS_MAX as u64);
+        self.execute(PURGE_OWED, params![time_column(OwedDelete::NEVER), left_since, rows_max]).map(|_| ())
+    }
+
+    /// What the column says of a tombstone's time counts for nothing if its body says otherwise, or can't be read: it
+    /// blocks its id then, and stays, out of the purge's way (S7).
+    fn purge_tombstones(&self, now: Timestamp) -> rusqlite::Result<()> {
+        let bounds = Bounds { limit: PURGED_ROWS_MAX, scanned: PURGED_ROWS_MAX };
+        let due = self.some(OVER, [time_column(now)], bounds, |row| {
+            let Some(key) = key_column(row, 0) else { return Ok(None) };
+            let stone =
+                super::reader::signed_columns(row, 1).map(|signed| rows::read_tombstone(&self.ring, key, &signed));
+            let keep_until = stone.and_then(Result::ok).map_or(OwedDelete::NEVER, |stone| stone.keep_until);
+            Ok(Some((key, keep_until)))
+        })?;
+        for (key, keep_until) in due {
+            if keep_until <= now {
+                self.execute(UNBURY, [key.as_bytes()])?;
+            } else {
+                self.execute(KEEP, params![key.as_bytes(), time_column(keep_until)])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn purge_resumes(&self, now: Timestamp) -> rusqlite::Result<()> {
+        let bounds = Bounds { limit: PURGED_ROWS_MAX, scanned: PURGED_ROWS_MAX };
+        let stale = self.some(STALE, [time_column(now.minus(ResumeRecord::TTL))], bounds, |row| {
+            let Some(key) = key_column(row, 0) else { return Ok(None) };
+            let record = sealed_columns(row, 1).map(|sealed| rows::read_resume(&self.ring, key, &sealed));
+            Ok(Some((key, record.and_then(Result::ok))))
+        })?;
+        for (key, record) in stale {
+            self.execute(FORGET_RESUME, [key.as_bytes()])?;
+            if let Some(owed) = record.and_then(|record| record.owed_delete(now)) {
+                self.owe(&owed)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const META: &str = "SELECT value FROM meta WHERE name = ?1";
+const SET_META: &str =
+    "INSERT INTO meta (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+const INSERT: &str = "INSERT INTO sessions
+        (key, state, server, generation, deadline, seen_at, confirmed, key_id, mac, body)
+    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 WHERE NOT EXISTS (SELECT 1 FROM tombstones WHERE key = ?1)
+    ON CONFLICT (key) DO NOTHING";
+const UPDATE: &str = "UPDATE sessions SET state = ?2, server = ?3, generation = ?4, deadline = ?5, seen_at = ?6,
+        confirmed = ?7, key_id = ?8, mac = ?9, body = ?10
+    WHERE key = ?1 AND generation = ?4 - 1 AND NOT EXISTS (SELECT 1 FROM tombstones WHERE key = ?1)";
+// Only a ready session has an idle deadline to move; a drain's stays.
+const TOUCH: &str = "UPDATE sessions SET seen_at = ?2, deadline = ?3, confirmed = 1 WHERE key = ?1 AND state = 1";
+const REMOVE: &str = "DELETE FROM sessions
+    WHERE key = ?1 AND generation = ?2 - 1 AND NOT EXISTS (SELECT 1 FROM tombstones WHERE key = ?1)";
+const BURY: &str = "INSERT INTO tombstones (key, keep_until, key_id, mac, body) VALUES (?1, ?2, ?3, ?4, ?5)";
+const BURIED: &str = "SELECT 1 FROM tombstones WHERE key = ?1";
+const GENERATION: &str = "SELECT generation FROM sessions WHERE key = ?1";
+const RESUME: &str = "INSERT INTO resumes (key, server, used_at, key_id, sealed) VALUES (?1, ?2, ?3, ?4, ?5)
+    ON CONFLICT (key) DO UPDATE SET server = excluded.server, used_at = excluded.used_at, key_id = excluded.key_id,
+        sealed = excluded.sealed";
+const FORGET_RESUME: &str = "DELETE FROM resumes WHERE key = ?1";
+const OWE: &str = "INSERT INTO owed (server, next_at, owed_at, key_id, sealed) VALUES (?1, ?2, ?3, ?4, ?5)";
+const SETTLE: &str = "DELETE FROM owed WHERE id = ?1";
+const POSTPONE: &str = "UPDATE owed SET server = ?2, next_at = ?3, key_id = ?4, sealed = ?5 WHERE id = ?1";
+const CARD: &str = "INSERT INTO cards (server, key_id, sealed) VALUES (?1, ?2, ?3)
+    ON CONFLICT (server) DO UPDATE SET key_id = excluded.key_id, sealed = excluded.sealed";
+const OVER: &str = "SELECT key, key_id, mac, body FROM tombstones
+    WHERE keep_until <= ?1 AND NOT EXISTS (SELECT 1 FROM sessions WHERE sessions.key = tombstones.key)
+    ORDER BY keep_until";
+const UNBURY: &str = "DELETE FROM tombstones WHERE key = ?1";
+const KEEP: &str = "UPDATE tombstones SET keep_until = ?2 WHERE key = ?1";
+const STALE: &str = "SELECT key, key_id, sealed FROM resumes
+    WHERE used_at <= ?1 AND NOT EXISTS (SELECT 1 FROM sessions WHERE sessions.key = resumes.key)
+    ORDER BY used_at";
+const PURGE_OWED: &str = "DELETE FROM owed WHERE id IN
+    (SELECT id FROM owed WHERE next_at = ?1 AND owed_at <= ?2 LIMIT ?3)";

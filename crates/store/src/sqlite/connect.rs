@@ -1,0 +1,149 @@
+//! Opening the file: private, whole, of a known schema, and written with our keys.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
+
+use crate::error::OpenError;
+use crate::keys::{Keyring, Purpose, Signature};
+use crate::migrate::{self, Refused, STEPS};
+use crate::private::{self, Fault};
+
+/// The connection that writes, of a ledger that has passed every check.
+pub(super) fn writer(path: &Path, ring: &Keyring) -> Result<Connection, OpenError> {
+    prepare(path)?;
+    let mut connection = connection(path)?;
+    let attempt = |attempt| failed(attempt, path);
+    pragmas(&connection).map_err(attempt("configure"))?;
+    migrate::migrate(&mut connection, STEPS).map_err(|refused| match refused {
+        Refused::Newer { found, known } => OpenError::Newer { path: path.to_owned(), found, known },
+        Refused::Alien => OpenError::Alien { path: path.to_owned() },
+        Refused::Sqlite(error) => failed("migrate", path)(error),
+    })?;
+    examine(&connection, path)?;
+    agree(&connection, path, ring)?;
+    for suffix in ["", "-wal", "-shm"] {
+        let mut name = path.as_os_str().to_owned();
+        name.push(suffix);
+        match private::enforce(Path::new(&name), private::FILE_MODE) {
+            Err(Fault::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            outcome => outcome.map_err(refused)?,
+        }
+    }
+    Ok(connection)
+}
+
+/// A connection that only reads, of a ledger that [`writer`] has opened.
+pub(super) fn reader(path: &Path) -> Result<Connection, OpenError> {
+    let connection = connection(path)?;
+    let configured = pragmas(&connection).and_then(|()| connection.pragma_update(None, "query_only", true));
+    configured.map_err(failed("configure", path))?;
+    Ok(connection)
+}
+
+/// Makes the file private before SQLite knows it; its companions take its mode.
+fn prepare(path: &Path) -> Result<(), OpenError> {
+    let made = OpenOptions::new().write(true).create_new(true).mode(private::FILE_MODE).open(path);
+    match made {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            private::enforce(path, private::FILE_MODE).map_err(refused)
+        }
+        Err(source) => Err(OpenError::Io { attempt: "create", path: path.to_owned(), source }),
+    }
+}
+
+fn connection(path: &Path) -> Result<Connection, OpenError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(failed("open", path))?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_CACHED_MAX);
+    Ok(connection)
+}
+
+fn pragmas(connection: &Connection) -> rusqlite::Result<()> {
+    connection.busy_timeout(std::time::Duration::from_millis(BUSY_TIMEOUT_MS))?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update(None, "wal_autocheckpoint", WAL_AUTOCHECKPOINT_PAGES)?;
+    connection.pragma_update(None, "foreign_keys", true)?;
+    connection.pragma_update(None, "trusted_schema", false)?;
+    connection.pragma_update(None, "temp_store", "MEMORY")
+}
+
+/// Looks for damage, once after each boot: the end of a process damages nothing, and every worker starts here. Where
+/// boots can't be told apart it is done every time.
+fn examine(connection: &Connection, path: &Path) -> Result<(), OpenError> {
+    let boot = std::fs::read_to_string(BOOT_ID_PATH).ok();
+    let failed = |error| failed("examine", path)(error);
+    let examined: Option<String> = meta(connection, BOOT).map_err(failed)?;
+    if boot.is_some() && boot == examined {
+        return Ok(());
+    }
+    let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(failed)?;
+    if verdict != "ok" {
+        return Err(OpenError::Damaged { path: path.to_owned(), detail: verdict });
+    }
+    let noted = boot.map_or(Ok(()), |boot| set_meta(connection, BOOT, &boot));
+    noted.map_err(failed)
+}
+
+/// Checks that the ledger and the keyring belong together. Otherwise every row would look tampered with.
+fn agree(connection: &Connection, path: &Path, ring: &Keyring) -> Result<(), OpenError> {
+    let failed = |error| failed("examine", path)(error);
+    let current = ring.sign(Purpose::Ledger, b"", LEDGER_PROOF);
+    let stored: Option<Vec<u8>> = meta(connection, KEYS).map_err(failed)?;
+    if let Some(stored) = stored {
+        let other = || OpenError::OtherKeys { path: path.to_owned() };
+        let signature = proof(&stored).ok_or_else(other)?;
+        ring.verify(Purpose::Ledger, b"", LEDGER_PROOF, &signature).map_err(|_| other())?;
+        if signature == current {
+            return Ok(());
+        }
+    }
+    let bytes = [current.key_id.to_be_bytes().as_slice(), &current.mac].concat();
+    set_meta(connection, KEYS, &bytes).map_err(failed)
+}
+
+fn proof(stored: &[u8]) -> Option<Signature> {
+    let (key_id, mac) = stored.split_first_chunk()?;
+    Some(Signature { key_id: u32::from_be_bytes(*key_id), mac: mac.try_into().ok()? })
+}
+
+fn meta<T: rusqlite::types::FromSql>(connection: &Connection, name: &str) -> rusqlite::Result<Option<T>> {
+    connection.query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| row.get(0)).optional()
+}
+
+fn set_meta(connection: &Connection, name: &str, value: &dyn rusqlite::ToSql) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO meta (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+    connection.execute(sql, rusqlite::params![name, value]).map(|_| ())
+}
+
+fn failed(attempt: &'static str, path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
+    let path: PathBuf = path.to_owned();
+    move |source| match source.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            OpenError::Damaged { path, detail: source.to_string() }
+        }
+        _ => OpenError::Sqlite { attempt, path, source },
+    }
+}
+
+fn refused(fault: Fault) -> OpenError {
+    match fault {
+        Fault::Foreign { path, owner } => OpenError::Foreign { path, owner },
+        Fault::Io { attempt, path, source } => OpenError::Io { attempt, path, source },
+    }
+}
+
+const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
+const BOOT: &str = "boot";
+const KEYS: &str = "keys";
+const LEDGER_PROOF: &[u8] = b"mainstay ledger";
+/// How long another process may hold the write lock: an old worker's last batch.
+const BUSY_TIMEOUT_MS: u64 = 5000;
+/// 16 MiB of log between checkpoints.
+const WAL_AUTOCHECKPOINT_PAGES: u32 = 4000;
+const STATEMENTS_CACHED_MAX: usize = 64;
