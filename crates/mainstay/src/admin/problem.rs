@@ -49,6 +49,16 @@ impl Problem {
 }
 
 impl Code {
+    #[cfg(test)]
+    const ALL: [Self; 6] = [
+        Self::Unauthorized,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::RequestInvalid,
+        Self::NotReady,
+        Self::Unavailable,
+    ];
+
     const fn parts(self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized", "the admin token is needed"),
@@ -78,5 +88,27 @@ impl IntoResponse for Problem {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn every_code_has_its_page_and_every_page_its_code() {
+        let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors");
+        let admin = Code::ALL.iter().map(|code| code.parts().1);
+        let names: Vec<&str> = mainstay_core::code::Code::ALL.iter().map(|code| code.name()).chain(admin).collect();
+        for name in &names {
+            let text = std::fs::read_to_string(pages.join(format!("{name}.md"))).unwrap_or_default();
+            assert!(text.starts_with(&format!("# `{name}`\n")), "no page of `{name}`");
+        }
+        for page in std::fs::read_dir(&pages).unwrap() {
+            let name = page.unwrap().file_name().into_string().unwrap();
+            assert!(names.contains(&name.trim_end_matches(".md")), "`{name}` explains no code");
+        }
     }
 }
