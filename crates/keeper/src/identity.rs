@@ -249,7 +249,7 @@ impl Stat {
 }
 
 /// Whether reading in `/proc` failed because the process is gone.
-pub(crate) fn is_gone(error: &io::Error) -> bool {
+fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 

@@ -5,15 +5,34 @@
 //! side, used inside the worker. `PROTOCOL.md` describes what they say to each other.
 
 pub use identity::{BootId, ProcessIdentity, Signal, SignalError, signal};
+pub use lock::{Lock, LockError, Owner, acquire_lock, read_owner};
 pub use protocol::{FRAME_BYTES_MAX, PROTOCOL_VERSION, ProtocolError};
+pub use run::{Ended, KeeperError, Plan, run};
+pub use state::{StateError, ensure_private_dir};
+pub use sweep::{Swept, sweep};
 pub use types::{
-    CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, ChildId, Exit, LABEL_BYTES_MAX, LINE_BYTES_MAX, MARKER_VARIABLE,
-    STDERR_TAIL_BYTES_MAX, STDIN_BYTES_MAX, Spawn, SpawnFailure,
+    CHILDREN_MAX, CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, ChildId, Exit, LABEL_BYTES_MAX, LINE_BYTES_MAX,
+    MARKER_VARIABLE, STDERR_TAIL_BYTES_MAX, STDIN_BYTES_MAX, Spawn, SpawnFailure,
 };
 
 pub mod client;
 
 mod channel;
+mod child;
+mod custody;
 mod identity;
+mod keeper;
+mod link;
+mod lock;
+mod orphans;
+mod pidfd;
 mod protocol;
+mod record;
+mod respawn;
+mod run;
+mod state;
+mod stderr;
+mod sweep;
+mod tree;
 mod types;
+mod worker;

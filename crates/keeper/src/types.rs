@@ -152,6 +152,9 @@ pub const MARKER_VARIABLE: &str = "MAINSTAY_CHILD";
 /// The longest label of a child, in bytes.
 pub const LABEL_BYTES_MAX: usize = 1024;
 
+/// How many children a keeper holds at most, ended ones that were not forgotten included.
+pub const CHILDREN_MAX: usize = 4096;
+
 /// How much of a child's stderr travels in a notice, in bytes.
 pub const STDERR_TAIL_BYTES_MAX: usize = 4 * 1024;
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::coop::consume_budget;
 
 use super::shared::{Reply, Shared, Stdin};
 use super::{ChildEvent, Held, Order, Spawned};
@@ -78,6 +79,7 @@ impl Receiver {
             if self.inbox.fill(self.shared.stream()).await? == 0 {
                 return Ok(());
             }
+            consume_budget().await;
         }
     }
 

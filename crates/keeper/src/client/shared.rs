@@ -147,7 +147,7 @@ impl Shared {
             sent.charges.push_back((number, charge));
             number
         };
-        ToKeeper::Write { child, frame }.encode(&mut outgoing.pending);
+        outgoing.put(&ToKeeper::Write { child, frame });
         self.write_out(outgoing);
         Ok(number)
     }
@@ -177,14 +177,14 @@ impl Shared {
         };
         let mut outgoing = lock(&self.outgoing);
         outgoing.permits.push(permit);
-        message.encode(&mut outgoing.pending);
+        outgoing.put(message);
         self.write_out(outgoing);
     }
 
     /// Sends a control message from the receiving task, which must not wait. Its callers send one per child at most.
     pub(super) fn send_now(&self, message: &ToKeeper) {
         let mut outgoing = lock(&self.outgoing);
-        message.encode(&mut outgoing.pending);
+        outgoing.put(message);
         self.write_out(outgoing);
     }
 
@@ -262,12 +262,17 @@ impl Shared {
 }
 
 impl Outgoing {
+    /// Adds a message. Waiting acknowledgements go ahead of it: the keeper never learns of something later first.
+    fn put(&mut self, message: &ToKeeper) {
+        self.add_acknowledgements();
+        message.encode(&mut self.pending);
+    }
+
     /// Everything that may be written now.
     fn take_batch(&mut self) -> Option<(Outbox, Vec<OwnedSemaphorePermit>)> {
         if self.pending.is_empty() {
             return None;
         }
-        self.add_acknowledgements();
         Some((mem::take(&mut self.pending), mem::take(&mut self.permits)))
     }
 

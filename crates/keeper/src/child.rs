@@ -1,0 +1,337 @@
+//! One child in custody: what is known of it, what waits for it, what it has said.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mainstay_core::wire::lines::Line;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::custody::Frames;
+use crate::identity::ProcessIdentity;
+use crate::protocol::{FRAME_BYTES_MAX, Holding, ProtocolError, ToWorker};
+use crate::stderr::Ring;
+use crate::tree::Tree;
+use crate::types::{ChildId, Exit, STDIN_BYTES_MAX};
+
+pub(crate) mod end;
+pub(crate) mod start;
+pub(crate) mod stdio;
+
+/// A child, shared by the tasks that serve it. They all run on the keeper's one thread.
+pub(crate) struct Child {
+    pub(crate) id: ChildId,
+    pub(crate) name: String,
+    pub(crate) label: Bytes,
+    pub(crate) marker: String,
+    pub(crate) identity: ProcessIdentity,
+    pub(crate) spawned_at_unix_ms: u64,
+    state: RefCell<State>,
+    /// Frames were acknowledged, or need not be kept: its stdout may be read again.
+    pub(crate) room: Notify,
+    /// Frames wait for its stdin, or it is to be closed.
+    pub(crate) stdin_work: Notify,
+    /// Its end was ordered, or ordered sooner.
+    pub(crate) end_ordered: Notify,
+    /// Its processes are gone: what its pipes still hold is all that will come.
+    pub(crate) gone: Notify,
+}
+
+struct State {
+    frames: Frames,
+    stdin: Stdin,
+    stderr: Ring,
+    end: Option<EndPlan>,
+    is_gone: bool,
+    exit: Option<Exit>,
+    exit_is_told: bool,
+    is_forgotten: bool,
+}
+
+/// Frames on their way into the child.
+#[derive(Default)]
+struct Stdin {
+    queue: VecDeque<Bytes>,
+    queued_bytes: usize,
+    accepted: u64,
+    written: u64,
+    told_written: u64,
+    /// Bytes written that the worker has not been told of.
+    untold_bytes: usize,
+    is_partly_written: bool,
+    /// Nothing is taken any more; what is queued is still written.
+    is_closing: bool,
+}
+
+/// When an ending child, whose stdin is closed already, is pressed harder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EndPlan {
+    pub(crate) term_at: Instant,
+    pub(crate) kill_at: Instant,
+}
+
+/// What a task that writes to a child's stdin does next.
+pub(crate) enum StdinWork {
+    Frame(Bytes),
+    Wait,
+    Close,
+}
+
+impl Child {
+    pub(crate) fn new(
+        id: ChildId,
+        spawn: &crate::types::Spawn,
+        identity: ProcessIdentity,
+        spawned_at_unix_ms: u64,
+    ) -> Self {
+        Self {
+            id,
+            name: spawn.name.clone(),
+            label: Bytes::copy_from_slice(&spawn.label),
+            marker: spawn.marker.clone(),
+            identity,
+            spawned_at_unix_ms,
+            state: RefCell::new(State {
+                frames: Frames::new(),
+                stdin: Stdin::default(),
+                stderr: Ring::default(),
+                end: None,
+                is_gone: false,
+                exit: None,
+                exit_is_told: false,
+                is_forgotten: false,
+            }),
+            room: Notify::new(),
+            stdin_work: Notify::new(),
+            end_ordered: Notify::new(),
+            gone: Notify::new(),
+        }
+    }
+
+    pub(crate) fn tree(&self) -> Tree {
+        Tree { leader: Some(self.identity), has_members: true, marker: self.marker.clone() }
+    }
+
+    // What it says.
+
+    pub(crate) fn has_room(&self) -> bool {
+        let state = self.state.borrow();
+        state.is_forgotten || state.frames.has_room()
+    }
+
+    pub(crate) fn push_line(&self, line: Line) {
+        self.state.borrow_mut().frames.push(line);
+    }
+
+    pub(crate) fn push_stderr(&self, bytes: &[u8]) {
+        self.state.borrow_mut().stderr.push(bytes);
+    }
+
+    pub(crate) fn stderr_tail(&self) -> Bytes {
+        self.state.borrow().stderr.tail()
+    }
+
+    pub(crate) fn acknowledge(&self, through: u64) {
+        self.state.borrow_mut().frames.acknowledge(through);
+        self.room.notify_one();
+    }
+
+    // What the worker in charge is told.
+
+    /// What is told of the child to a worker that attaches; everything unacknowledged is sent again after it.
+    pub(crate) fn hold_for_next_worker(&self) -> Option<Holding> {
+        let mut state = self.state.borrow_mut();
+        if state.is_forgotten {
+            return None;
+        }
+        state.frames.rewind();
+        state.exit_is_told = false;
+        state.stdin.told_written = state.stdin.written;
+        state.stdin.untold_bytes = 0;
+        Some(Holding {
+            child: self.id,
+            identity: self.identity,
+            spawned_at_unix_ms: self.spawned_at_unix_ms,
+            frames_accepted: state.stdin.accepted,
+            frames_written: state.stdin.written,
+            queued_bytes: state.stdin.queued_bytes as u64,
+            label: self.label.clone(),
+        })
+    }
+
+    /// The next thing to tell of the child's output, and last its exit.
+    pub(crate) fn next_to_tell(&self) -> Option<ToWorker> {
+        let mut state = self.state.borrow_mut();
+        if let Some(frame) = state.frames.next_to_send(self.id) {
+            return Some(frame);
+        }
+        let exit = state.exit.clone().filter(|_| !state.exit_is_told && !state.is_forgotten)?;
+        state.exit_is_told = true;
+        Some(ToWorker::Exited { child: self.id, exit })
+    }
+
+    pub(crate) fn has_more_to_tell(&self) -> bool {
+        let state = self.state.borrow();
+        !state.frames.all_sent() || (state.exit.is_some() && !state.exit_is_told && !state.is_forgotten)
+    }
+
+    /// How far its stdin is, if the worker has not been told.
+    pub(crate) fn written_to_tell(&self) -> Option<ToWorker> {
+        let stdin = &mut self.state.borrow_mut().stdin;
+        if stdin.told_written == stdin.written {
+            return None;
+        }
+        (stdin.told_written, stdin.untold_bytes) = (stdin.written, 0);
+        Some(ToWorker::Written { child: self.id, through: stdin.written })
+    }
+
+    /// Whether a worker may be waiting for room in the queue.
+    pub(crate) fn is_written_urgent(&self) -> bool {
+        let state = self.state.borrow();
+        state.stdin.untold_bytes >= UNTOLD_BYTES_MAX
+    }
+
+    // What it is told.
+
+    /// Takes a frame for its stdin. A child that is ending doesn't get it any more; its exit tells how far it got.
+    pub(crate) fn accept_frame(&self, frame: Bytes) -> Result<(), ProtocolError> {
+        let stdin = &mut self.state.borrow_mut().stdin;
+        if stdin.queued_bytes > STDIN_BYTES_MAX + FRAME_BYTES_MAX {
+            return Err(ProtocolError::Field("frame"));
+        }
+        stdin.accepted += 1;
+        if !stdin.is_closing {
+            stdin.queued_bytes += frame.len();
+            stdin.queue.push_back(frame);
+            self.stdin_work.notify_one();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn next_stdin_work(&self) -> StdinWork {
+        let stdin = &mut self.state.borrow_mut().stdin;
+        match stdin.queue.pop_front() {
+            Some(frame) => StdinWork::Frame(frame),
+            None if stdin.is_closing => StdinWork::Close,
+            None => StdinWork::Wait,
+        }
+    }
+
+    /// A frame went into the pipe, whole.
+    pub(crate) fn frame_written(&self, bytes: usize) {
+        let stdin = &mut self.state.borrow_mut().stdin;
+        stdin.written += 1;
+        stdin.queued_bytes = stdin.queued_bytes.saturating_sub(bytes);
+        stdin.untold_bytes += bytes;
+        stdin.is_partly_written = false;
+    }
+
+    /// A part of the next frame went into the pipe.
+    pub(crate) fn frame_begun(&self) {
+        self.state.borrow_mut().stdin.is_partly_written = true;
+    }
+
+    /// Its input ends behind what is queued already.
+    fn end_stdin(&self) {
+        self.state.borrow_mut().stdin.is_closing = true;
+        self.stdin_work.notify_one();
+    }
+
+    /// Its input ends here.
+    fn cut_stdin(&self) {
+        {
+            let stdin = &mut self.state.borrow_mut().stdin;
+            stdin.queue.clear();
+            stdin.queued_bytes = 0;
+        }
+        self.end_stdin();
+    }
+
+    // Its end.
+
+    /// Ends its input now and presses harder after `grace`, and again after `grace`. An order never delays an earlier one.
+    pub(crate) fn order_end(&self, grace: Duration) {
+        let now = Instant::now();
+        let grace = grace.min(END_GRACE_MAX);
+        self.tighten(EndPlan { term_at: now + grace, kill_at: now + grace + grace });
+    }
+
+    /// Has it killed at once.
+    pub(crate) fn order_kill(&self) {
+        let now = Instant::now();
+        self.tighten(EndPlan { term_at: now, kill_at: now });
+        self.cut_stdin();
+    }
+
+    /// Its leader has ended: what is left of it is ended too, without waiting for its end of input.
+    pub(crate) fn order_end_of_rest(&self) {
+        let now = Instant::now();
+        self.tighten(EndPlan { term_at: now, kill_at: now + REST_GRACE });
+        self.cut_stdin();
+    }
+
+    fn tighten(&self, plan: EndPlan) {
+        {
+            let mut state = self.state.borrow_mut();
+            let old = state.end.unwrap_or(plan);
+            state.end =
+                Some(EndPlan { term_at: old.term_at.min(plan.term_at), kill_at: old.kill_at.min(plan.kill_at) });
+        }
+        self.end_stdin();
+        self.end_ordered.notify_one();
+    }
+
+    pub(crate) fn end_plan(&self) -> Option<EndPlan> {
+        self.state.borrow().end
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.state.borrow().is_gone
+    }
+
+    fn set_gone(&self) {
+        self.state.borrow_mut().is_gone = true;
+        self.gone.notify_waiters();
+    }
+
+    fn set_exit(&self, code: Option<i32>, signal: Option<i32>) {
+        let mut state = self.state.borrow_mut();
+        state.exit = Some(Exit {
+            code,
+            signal,
+            frames_written: state.stdin.written,
+            frame_partly_written: state.stdin.is_partly_written,
+            stderr_tail: state.stderr.tail(),
+        });
+    }
+
+    /// Nobody will ask for it again: it is ended if it runs, and its output is not kept. `true` once it has ended.
+    pub(crate) fn forget(&self) -> bool {
+        let has_ended = {
+            let mut state = self.state.borrow_mut();
+            state.is_forgotten = true;
+            state.frames.discard();
+            state.exit.is_some()
+        };
+        self.room.notify_one();
+        if !has_ended {
+            self.order_kill();
+        }
+        has_ended
+    }
+
+    pub(crate) fn is_forgotten(&self) -> bool {
+        self.state.borrow().is_forgotten
+    }
+}
+
+/// Progress that is told at once, because a writer may be waiting for it, in bytes.
+const UNTOLD_BYTES_MAX: usize = STDIN_BYTES_MAX / 4;
+
+/// The longest grace that is granted.
+const END_GRACE_MAX: Duration = Duration::from_secs(300);
+
+/// How long what a leader left behind has to end by itself.
+const REST_GRACE: Duration = Duration::from_secs(1);

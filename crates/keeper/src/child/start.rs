@@ -1,0 +1,149 @@
+//! Starting a child.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio::net::unix::pipe;
+
+use super::{Child, end, stdio};
+use crate::identity::ProcessIdentity;
+use crate::keeper::Keeper;
+use crate::pidfd::PidFd;
+use crate::record::{RecordFile, Subject};
+use crate::types::{CHILDREN_MAX, ChildId, LABEL_BYTES_MAX, MARKER_VARIABLE, Spawn, SpawnFailure};
+
+/// A failure and what it was about.
+pub(crate) type Failed = (SpawnFailure, String);
+
+/// Starts the child and the tasks that serve it.
+pub(crate) fn start(keeper: &Rc<Keeper>, spawn: &Spawn) -> Result<Rc<Child>, Failed> {
+    check(spawn)?;
+    if keeper.children_len() >= CHILDREN_MAX {
+        return Err((SpawnFailure::TooMany, format!("{CHILDREN_MAX} are held")));
+    }
+    let id = keeper.next_child_id();
+    // Should the keeper be killed between the start and its record, the marker is known at least.
+    let announced = RecordFile::announce(keeper.records_dir(), id.get(), &spawn.marker).map_err(system)?;
+    let started = launch(keeper, id, spawn);
+    announced.remove();
+    let (child, process, record) = started?;
+    let streams = stdio::Streams::start(keeper, &child, process.stdio);
+    let ending = end::Ending { process: process.child, pidfd: process.pidfd, record, streams };
+    keeper.add_child(&child);
+    tracing::info!(child = id.get(), name = child.name, pid = child.identity.pid(), "child started");
+    tokio::task::spawn_local(end::supervise(Rc::clone(keeper), Rc::clone(&child), ending));
+    Ok(child)
+}
+
+/// A started process and what is held of it.
+struct Process {
+    child: std::process::Child,
+    pidfd: PidFd,
+    stdio: stdio::Pipes,
+}
+
+fn launch(keeper: &Keeper, id: ChildId, spawn: &Spawn) -> Result<(Rc<Child>, Process, RecordFile), Failed> {
+    let mut child = command_of(spawn).spawn().map_err(|error| failure_of(spawn, &error))?;
+    // Nobody but this thread reaps, so the pid stays this child's whatever it does, and the entry in `/proc` stays.
+    keeper.own(child.id());
+    let held = hold(keeper, id, spawn, &mut child);
+    match held {
+        Ok((held, pidfd, stdio, record)) => Ok((held, Process { child, pidfd, stdio }, record)),
+        Err(failed) => {
+            // Not recorded, not watched: it must not live.
+            let killed = child.kill().and_then(|()| child.wait());
+            keeper.disown(child.id());
+            if let Err(error) = killed {
+                tracing::error!(%error, "a child that can't be watched can't be killed either");
+            }
+            Err(failed)
+        }
+    }
+}
+
+type HeldParts = (Rc<Child>, PidFd, stdio::Pipes, RecordFile);
+
+fn hold(keeper: &Keeper, id: ChildId, spawn: &Spawn, child: &mut std::process::Child) -> Result<HeldParts, Failed> {
+    let pidfd = PidFd::open(child.id()).map_err(system)?;
+    let identity = ProcessIdentity::of(child.id()).map_err(system)?;
+    let identity = identity.ok_or_else(|| system(io::Error::other("the child has no entry in `/proc`")))?;
+    let pipes = pipes_of(child).map_err(system)?;
+    let record = RecordFile::record(keeper.records_dir(), Subject::Child, identity, &spawn.marker).map_err(system)?;
+    let held = Child::new(id, spawn, identity, unix_ms());
+    Ok((Rc::new(held), pidfd, pipes, record))
+}
+
+fn command_of(spawn: &Spawn) -> Command {
+    let mut command = Command::new(&spawn.program);
+    command.args(&spawn.args).env_clear();
+    command.envs(spawn.env.iter().map(|(name, value)| (name, value))).env(MARKER_VARIABLE, &spawn.marker);
+    if let Some(cwd) = &spawn.cwd {
+        command.current_dir(cwd);
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command
+}
+
+fn pipes_of(child: &mut std::process::Child) -> io::Result<stdio::Pipes> {
+    let missing = || io::Error::other("the child has no pipe");
+    Ok(stdio::Pipes {
+        stdin: pipe::Sender::from_owned_fd(OwnedFd::from(child.stdin.take().ok_or_else(missing)?))?,
+        stdout: pipe::Receiver::from_owned_fd(OwnedFd::from(child.stdout.take().ok_or_else(missing)?))?,
+        stderr: pipe::Receiver::from_owned_fd(OwnedFd::from(child.stderr.take().ok_or_else(missing)?))?,
+    })
+}
+
+fn check(spawn: &Spawn) -> Result<(), Failed> {
+    let invalid = |what: &str| Err((SpawnFailure::Invalid, what.to_owned()));
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    if !(MARKER_BYTES_MIN..=MARKER_BYTES_MAX).contains(&spawn.marker.len()) || !spawn.marker.bytes().all(is_plain) {
+        return invalid("marker");
+    }
+    if spawn.label.len() > LABEL_BYTES_MAX {
+        return invalid("label");
+    }
+    // A name with `=` or an empty one would make another variable of it, or none.
+    let is_variable = |name: &[u8]| !name.is_empty() && !name.contains(&b'=');
+    if !spawn.env.iter().all(|(name, _)| is_variable(name.as_bytes())) {
+        return invalid("environment variable name");
+    }
+    match &spawn.cwd {
+        Some(cwd) if !cwd.is_dir() => Err((SpawnFailure::CwdMissing, quoted(cwd))),
+        _ => Ok(()),
+    }
+}
+
+fn failure_of(spawn: &Spawn, error: &io::Error) -> Failed {
+    let program = Path::new(&spawn.program);
+    let failure = match error.kind() {
+        io::ErrorKind::NotFound => SpawnFailure::ProgramNotFound,
+        io::ErrorKind::PermissionDenied => SpawnFailure::NotPermitted,
+        io::ErrorKind::InvalidInput => SpawnFailure::Invalid,
+        other => return (SpawnFailure::System, format!("{}: {other}", quoted(program))),
+    };
+    (failure, quoted(program))
+}
+
+fn system(error: impl std::error::Error) -> Failed {
+    let cause = error.source().map(|source| format!(": {source}")).unwrap_or_default();
+    (SpawnFailure::System, format!("{error}{cause}"))
+}
+
+fn quoted(path: &Path) -> String {
+    format!("`{}`", path.display())
+}
+
+fn unix_ms() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The shortest and the longest marker, in bytes. A short one might be met by chance.
+const MARKER_BYTES_MIN: usize = 8;
+const MARKER_BYTES_MAX: usize = 128;

@@ -1,0 +1,263 @@
+//! The keeper's end of the socket to one worker.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::sync::Notify;
+use tokio::task::coop::consume_budget;
+use tokio::time::Instant;
+
+use crate::channel::{Inbox, Outbox};
+use crate::child::Child;
+use crate::keeper::Keeper;
+use crate::protocol::{PROTOCOL_VERSION, ProtocolError, ToKeeper, ToWorker, Welcoming};
+use crate::types::ChildId;
+
+/// Why a worker can't be talked to any more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("the socket failed")]
+    Socket(#[from] io::Error),
+    #[error("the worker's message is malformed")]
+    Protocol(#[from] ProtocolError),
+    #[error("the worker speaks protocol version {worker}, the keeper {PROTOCOL_VERSION}")]
+    Version { worker: u32 },
+}
+
+/// One worker's connection.
+pub(crate) struct Link {
+    pub(crate) worker_number: u64,
+    stream: UnixStream,
+    outgoing: RefCell<Outgoing>,
+    /// Something is to be sent.
+    work: Notify,
+    is_ready: Cell<bool>,
+    /// The worker has said that it serves.
+    pub(crate) ready_said: Notify,
+}
+
+/// What is to be sent, beyond what is encoded already.
+#[derive(Default)]
+struct Outgoing {
+    replies: VecDeque<ToWorker>,
+    /// Children of which there is something to tell, each once, in turn.
+    offered: VecDeque<ChildId>,
+    is_offered: BTreeSet<ChildId>,
+    /// Children whose stdin got on.
+    written: BTreeSet<ChildId>,
+    /// When that must be told at the latest.
+    tell_written_at: Option<Instant>,
+}
+
+impl Link {
+    pub(crate) fn new(worker_number: u64, stream: UnixStream) -> Self {
+        Self {
+            worker_number,
+            stream,
+            outgoing: RefCell::default(),
+            work: Notify::new(),
+            is_ready: Cell::new(false),
+            ready_said: Notify::new(),
+        }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.is_ready.get()
+    }
+
+    pub(crate) fn set_ready(&self) {
+        self.is_ready.set(true);
+        self.ready_said.notify_one();
+    }
+
+    /// Orders the worker to finish and exit.
+    pub(crate) fn drain(&self, retire: bool) {
+        self.outgoing.borrow_mut().replies.push_back(ToWorker::Drain { retire });
+        self.work.notify_one();
+    }
+
+    /// Answers a request.
+    pub(crate) fn reply(&self, reply: ToWorker) -> Result<(), ProtocolError> {
+        let replies = &mut self.outgoing.borrow_mut().replies;
+        // A worker asks for less at a time.
+        if replies.len() >= REPLIES_MAX {
+            return Err(ProtocolError::Order);
+        }
+        replies.push_back(reply);
+        self.work.notify_one();
+        Ok(())
+    }
+
+    /// There is something to tell of the child.
+    pub(crate) fn offer(&self, child: ChildId) {
+        let outgoing = &mut *self.outgoing.borrow_mut();
+        if outgoing.is_offered.insert(child) {
+            outgoing.offered.push_back(child);
+            self.work.notify_one();
+        }
+    }
+
+    /// The child's stdin got on. That is told along with something else, or after a while, unless it is urgent.
+    pub(crate) fn offer_written(&self, child: &Child) {
+        let outgoing = &mut *self.outgoing.borrow_mut();
+        outgoing.written.insert(child.id);
+        let (due_at, was_due) = (Instant::now() + WRITTEN_DELAY, outgoing.tell_written_at.is_some());
+        if child.is_written_urgent() {
+            outgoing.tell_written_at = Some(Instant::now());
+            self.work.notify_one();
+        } else if !was_due {
+            outgoing.tell_written_at = Some(due_at);
+            self.work.notify_one();
+        }
+    }
+
+    /// Encodes what is to be sent, up to a bound, so that it goes in few writes.
+    fn fill(&self, keeper: &Keeper, outbox: &mut Outbox) {
+        let outgoing = &mut *self.outgoing.borrow_mut();
+        // Replies go first: a child must be known before it is spoken of.
+        for reply in outgoing.replies.drain(..) {
+            reply.encode(outbox);
+        }
+        let is_due = outgoing.tell_written_at.is_some_and(|at| at <= Instant::now());
+        if is_due || !outgoing.offered.is_empty() || !outbox.is_empty() {
+            outgoing.tell_written_at = None;
+            for child in std::mem::take(&mut outgoing.written) {
+                if let Some(written) = keeper.child(child).and_then(|child| child.written_to_tell()) {
+                    written.encode(outbox);
+                }
+            }
+        }
+        while outbox.len() < BATCH_BYTES_MAX
+            && let Some(id) = outgoing.offered.pop_front()
+        {
+            let is_done = keeper.child(id).is_none_or(|child| tell_of(&child, outbox));
+            if is_done {
+                outgoing.is_offered.remove(&id);
+            } else {
+                outgoing.offered.push_back(id);
+            }
+        }
+    }
+}
+
+/// Encodes one turn's worth of what there is to tell of the child; `true` if that was all.
+fn tell_of(child: &Child, outbox: &mut Outbox) -> bool {
+    let turn_ends_at = outbox.len() + TURN_BYTES;
+    while outbox.len() < turn_ends_at
+        && let Some(message) = child.next_to_tell()
+    {
+        message.encode(outbox);
+    }
+    !child.has_more_to_tell()
+}
+
+/// Greets the worker, hands everything over and serves it until it closes the socket. What it said until then is done.
+pub(crate) async fn serve(keeper: Rc<Keeper>, link: Rc<Link>) -> Result<(), LinkError> {
+    let mut inbox = Inbox::default();
+    let hello = loop {
+        if let Some(message) = inbox.next_message()? {
+            break ToKeeper::decode(message)?;
+        }
+        if inbox.fill(&link.stream).await? == 0 {
+            return Ok(());
+        }
+    };
+    let ToKeeper::Hello { version, pid } = hello else {
+        return Err(ProtocolError::Order.into());
+    };
+    let mut outbox = Outbox::default();
+    if version != PROTOCOL_VERSION {
+        ToWorker::Refused { version: PROTOCOL_VERSION }.encode(&mut outbox);
+        outbox.write_all(&link.stream).await?;
+        return Err(LinkError::Version { worker: version });
+    }
+    tracing::debug!(worker = link.worker_number, pid, "worker attaches");
+    welcome(&keeper, &link, &mut outbox).await?;
+    tokio::select! {
+        received = receive(&keeper, &link, inbox) => received,
+        never = send(&keeper, &link, outbox) => match never {},
+    }
+}
+
+/// Sends the listening sockets and all children, and puts the worker in charge of them.
+async fn welcome(keeper: &Rc<Keeper>, link: &Rc<Link>, outbox: &mut Outbox) -> Result<(), LinkError> {
+    let listeners = keeper.listeners.iter().map(|(name, _)| name.clone()).collect();
+    let (identity, settings) = (keeper.identity, keeper.settings.clone());
+    let welcome = Welcoming { keeper: identity, worker_number: link.worker_number, listeners, settings };
+    ToWorker::Welcome(welcome).encode(outbox);
+    let fds: Vec<_> = keeper.listeners.iter().map(|(_, listener)| listener.as_fd()).collect();
+    outbox.write_with_fds(&link.stream, &fds).await?;
+    // From here to the end nothing awaits: no child gets on between what is said of it and its being offered.
+    for child in keeper.children() {
+        if let Some(held) = child.hold_for_next_worker() {
+            ToWorker::Held(held).encode(outbox);
+            link.offer(child.id);
+        }
+    }
+    ToWorker::Begin.encode(outbox);
+    keeper.put_in_charge(Some(Rc::clone(link)));
+    Ok(())
+}
+
+async fn receive(keeper: &Rc<Keeper>, link: &Link, mut inbox: Inbox) -> Result<(), LinkError> {
+    loop {
+        while let Some(message) = inbox.next_message()? {
+            keeper.handle(link, ToKeeper::decode(message)?)?;
+        }
+        if inbox.fill(&link.stream).await? == 0 {
+            return Ok(());
+        }
+        consume_budget().await;
+    }
+}
+
+/// Sends for ever: when the worker no longer reads, it is the receiving side that says so, after reading what is left.
+async fn send(keeper: &Keeper, link: &Link, mut outbox: Outbox) -> std::convert::Infallible {
+    loop {
+        link.fill(keeper, &mut outbox);
+        if outbox.is_empty() {
+            wait_for_work(link).await;
+            continue;
+        }
+        let written = match outbox.try_write(&link.stream) {
+            Ok(true) => Ok(()),
+            Ok(false) => link.stream.writable().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = written {
+            tracing::debug!(worker = link.worker_number, %error, "the worker takes no more");
+            return std::future::pending().await;
+        }
+        consume_budget().await;
+    }
+}
+
+async fn wait_for_work(link: &Link) {
+    let tell_written_at = link.outgoing.borrow().tell_written_at;
+    match tell_written_at {
+        Some(at) => {
+            tokio::select! {
+                () = link.work.notified() => {}
+                () = tokio::time::sleep_until(at) => {}
+            }
+        }
+        None => link.work.notified().await,
+    }
+}
+
+/// How much is encoded before it is written, in bytes; a single message may be longer.
+const BATCH_BYTES_MAX: usize = 256 * 1024;
+
+/// How much of one child is sent before it is another's turn, in bytes.
+const TURN_BYTES: usize = 64 * 1024;
+
+/// How many replies may wait to be sent.
+const REPLIES_MAX: usize = 1024;
+
+/// How long news of a child's stdin may wait for company.
+const WRITTEN_DELAY: Duration = Duration::from_millis(20);

@@ -1,0 +1,89 @@
+//! When the next worker may be started.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Starts at once, unless starts come in a burst: then 1, 2, 4 … 60 seconds apart, until a worker has lived long enough.
+#[derive(Debug, Default)]
+pub(crate) struct Respawn {
+    /// The latest starts, oldest first.
+    starts: Vec<Instant>,
+    /// How many starts in a row were delayed.
+    delayed: u32,
+}
+
+impl Respawn {
+    /// A worker was started.
+    pub(crate) fn started(&mut self, now: Instant) {
+        if self.starts.len() == RESPAWN_BURST {
+            self.starts.remove(0);
+        }
+        self.starts.push(now);
+    }
+
+    /// How long to wait now that the worker started last is dead.
+    pub(crate) fn delay_after_death(&mut self, now: Instant) -> Duration {
+        let lived_long = self.starts.last().is_some_and(|last| now.duration_since(*last) >= RESPAWN_WINDOW);
+        if lived_long {
+            self.delayed = 0;
+            self.starts.clear();
+        }
+        let is_burst = self.starts.len() == RESPAWN_BURST
+            && self.starts.first().is_some_and(|first| now.duration_since(*first) < RESPAWN_WINDOW);
+        if self.delayed == 0 && !is_burst {
+            return Duration::ZERO;
+        }
+        let delay = RESPAWN_DELAY_MAX.min(Duration::from_secs(1) * 2_u32.saturating_pow(self.delayed));
+        self.delayed = self.delayed.saturating_add(1);
+        delay
+    }
+}
+
+/// How many starts within [`RESPAWN_WINDOW`] are made without delay.
+pub(crate) const RESPAWN_BURST: usize = 5;
+
+/// The time in which starts make a burst, and that a worker must live for the past to be forgotten.
+pub(crate) const RESPAWN_WINDOW: Duration = Duration::from_secs(30);
+
+/// The longest delay.
+pub(crate) const RESPAWN_DELAY_MAX: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lets workers live for the given times, one after the other, and returns the delays in between.
+    fn delays(lives_ms: &[u64]) -> Vec<u64> {
+        let (mut respawn, mut now) = (Respawn::default(), Instant::now());
+        let mut delays = Vec::new();
+        for life_ms in lives_ms {
+            respawn.started(now);
+            now += Duration::from_millis(*life_ms);
+            let delay = respawn.delay_after_death(now);
+            now += delay;
+            delays.push(delay.as_secs());
+        }
+        delays
+    }
+
+    #[test]
+    fn a_crash_loop_backs_off_up_to_a_minute() {
+        assert_eq!(delays(&[10; 13]), [0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+    }
+
+    #[test]
+    fn a_worker_that_lived_long_is_followed_at_once() {
+        assert_eq!(delays(&[10, 10, 10, 10, 10, 10, 30_000, 10, 10, 10, 10, 10]), [0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn deaths_far_apart_are_no_burst() {
+        assert_eq!(delays(&[8_000; 12]), [0; 12]);
+    }
+
+    #[test]
+    fn a_worker_that_lives_too_short_a_while_keeps_the_delay() {
+        assert_eq!(delays(&[10, 10, 10, 10, 10, 29_000, 29_000]), [0, 0, 0, 0, 1, 2, 4]);
+    }
+}

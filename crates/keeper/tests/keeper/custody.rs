@@ -1,0 +1,204 @@
+//! What children say and are told survives workers.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use crate::probe::{Probe, eventually, marker};
+
+#[test]
+fn c8_the_answer_of_a_child_outlives_the_worker_that_asked() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("read line; read go < $0; echo answer to $line; cat".replace("$0", &fifo(&probe)).as_str());
+    assert_eq!(talk.write(&child, "a question"), "Ok(1)");
+
+    // The worker dies while the child is at it.
+    let mut talk = probe.kill_worker(&mut talk);
+    let held = talk.ask("held");
+    assert!(held.starts_with(&format!("{} label-{} {} 1 1;", child.id, child.marker, child.pid)), "{held}");
+    fs::write(probe.path("fifo"), "go\n").unwrap();
+    assert_eq!(talk.next(&child), "frame 1 answer to a question");
+
+    // Delivered and not acknowledged: it comes again.
+    let mut talk = probe.kill_worker(&mut talk);
+    assert_eq!(talk.next(&child), "frame 1 answer to a question");
+    talk.acknowledge(&child, 1);
+
+    // Acknowledged: it does not.
+    let mut talk = probe.kill_worker(&mut talk);
+    assert_eq!(talk.write(&child, "another"), "Ok(2)");
+    assert_eq!(talk.next(&child), "frame 2 another");
+    assert_eq!(crate::probe::marked(&child.marker).len(), 2);
+}
+
+/// Something that a script can wait for.
+fn fifo(probe: &Probe) -> String {
+    let path = probe.path("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn c8_the_exit_of_a_child_is_kept_for_the_next_worker() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("read line; echo last words; echo why >&2; exit 7");
+    let (pid, _) = talk.worker();
+    talk.write(&child, "go");
+    let mut talk = probe.kill_worker(&mut talk);
+    assert_ne!(talk.worker().0, pid);
+    assert_eq!(talk.next(&child), "frame 1 last words");
+    let exit = talk.next(&child);
+    assert!(exit.contains("code: Some(7)") && exit.contains("frames_written: 1"), "{exit}");
+    assert_eq!(talk.next(&child), "end");
+    assert_eq!(talk.stderr(&child), "why|");
+    talk.ask(&format!("forget {}", child.id));
+    let mut talk = probe.kill_worker(&mut talk);
+    assert_eq!(talk.ask("held"), "");
+}
+
+#[test]
+fn c2_a_child_that_is_not_listened_to_waits_and_loses_nothing() {
+    const LINES: u64 = 40_000;
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn(&format!("seq 1 {LINES}; echo through >&2; cat"));
+    // Others are not held up meanwhile.
+    let other = talk.spawn("cat");
+    talk.write(&other, "hello");
+    assert_eq!(talk.next(&other), "frame 1 hello");
+    for number in 1..=LINES {
+        assert_eq!(talk.next(&child), format!("frame {number} {number}"));
+        if number == 3000 {
+            // It can't be through: that many lines fit neither into custody nor into the pipe.
+            assert_eq!(talk.stderr(&child), "");
+        }
+        if number % 1000 == 0 {
+            talk.acknowledge(&child, number);
+        }
+    }
+    eventually("the child's last word", || (talk.stderr(&child) == "through|").then_some(()));
+}
+
+#[test]
+fn c2_lines_are_lines_however_they_are_written() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("printf par; sleep 0.1; printf 'tial\\r\\n\\nnext\\n'; printf unended");
+    assert_eq!(talk.next(&child), "frame 1 partial");
+    assert_eq!(talk.next(&child), "frame 2 next");
+    assert!(talk.next(&child).contains("code: Some(0)"));
+}
+
+#[test]
+fn c2_an_oversize_line_is_reported_and_the_child_goes_on() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("head -c 17000000 /dev/zero | tr '\\0' x; echo; echo after; cat");
+    assert_eq!(talk.next(&child), "oversize 1 17000000 4096 4096");
+    assert_eq!(talk.next(&child), "frame 2 after");
+    talk.write(&child, "same child");
+    assert_eq!(talk.next(&child), "frame 3 same child");
+}
+
+#[test]
+fn c2_a_chatty_stderr_holds_up_nothing_and_is_bounded() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("read line; head -c 4194304 /dev/zero | tr '\\0' e >&2; echo got $line; cat");
+    let asked_at = Instant::now();
+    talk.write(&child, "it");
+    assert_eq!(talk.next(&child), "frame 1 got it");
+    assert!(asked_at.elapsed() < Duration::from_secs(2));
+    assert_eq!(talk.stderr(&child).len(), 4096);
+    for name in ["probe.stderr.log", "probe.stderr.log.1"] {
+        assert!(fs::metadata(probe.path("logs").join(name)).unwrap().len() <= 1024 * 1024);
+    }
+}
+
+#[test]
+fn c2_a_large_frame_of_multibyte_text_comes_back_identical() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("cat");
+    let text = "ab\u{1F980}c".repeat(8 * 1024 * 1024 / 7);
+    assert_eq!(talk.write(&child, &text), "Ok(1)");
+    assert!(talk.next(&child) == format!("frame 1 {text}"));
+}
+
+#[test]
+fn a_writer_waits_for_a_child_that_does_not_read() {
+    let probe = Probe::start();
+    let (mut talk, mut writer) = (probe.connect(), probe.connect());
+    let child = talk.spawn("sleep 1000");
+    assert_eq!(talk.ask(&format!("fill {} 12000000", child.id)), "Ok(1)");
+    writer.say(&format!("fill {} 12000000", child.id));
+    // The credit of the child is used up: the second frame is not taken, and ends as never sent.
+    talk.ask(&format!("stop {} 0", child.id));
+    let exit = talk.next(&child);
+    assert!(exit.contains("frames_written: 0, frame_partly_written: true"), "{exit}");
+    assert_eq!(writer.listen(), "Err(Gone)");
+}
+
+#[test]
+fn a_frame_longer_than_all_credit_goes_alone() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("while read line; do echo ${#line}; done");
+    assert_eq!(talk.ask(&format!("fill {} 17000000", child.id)), "Ok(1)");
+    assert_eq!(talk.ask(&format!("fill {} 17", child.id)), "Ok(2)");
+    assert_eq!(talk.next(&child), "frame 1 17000000");
+    assert_eq!(talk.next(&child), "frame 2 17");
+    assert_eq!(talk.ask(&format!("fill {} 70000000", child.id)), "Err(TooLong)");
+}
+
+#[test]
+fn a_frame_that_is_queued_before_a_stop_is_still_written() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("sleep 0.2; cat");
+    talk.write(&child, "first");
+    talk.ask(&format!("stop {} 5000", child.id));
+    assert_eq!(talk.next(&child), "frame 1 first");
+    assert!(talk.next(&child).contains("code: Some(0)"));
+}
+
+#[test]
+fn c7_a_child_gets_exactly_the_environment_it_was_given() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("env | grep -v -e ^PWD= -e ^_= -e ^SHLVL= -e ^OLDPWD= | sort | tr '\\n' ' '; echo");
+    let expected = format!("frame 1 GIVEN=yes MAINSTAY_CHILD={} PATH=/usr/local/bin:/usr/bin:/bin ", child.marker);
+    assert_eq!(talk.next(&child), expected);
+}
+
+#[test]
+fn what_can_not_be_started_is_said() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    for (asked, expected) in [
+        (format!("spawn {} !/no/such/program /tmp", marker()), "error program not found: `/no/such/program`"),
+        (format!("spawn {} !cat /no/such/dir", marker()), "error working directory is missing: `/no/such/dir`"),
+        (format!("spawn {} !/dev/null /tmp", marker()), "error permission denied: `/dev/null`"),
+        ("spawn short true".to_owned(), "error invalid request: marker"),
+        ("spawn mark/ed-somehow true".to_owned(), "error invalid request: marker"),
+    ] {
+        assert_eq!(talk.ask(&asked), expected);
+    }
+    assert_eq!(fs::read_dir(probe.path("children")).unwrap().count(), 1, "the worker alone is recorded");
+}
+
+#[test]
+fn a_child_whose_starter_went_away_is_ended() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let marker = marker();
+    assert_eq!(talk.ask(&format!("abandon {marker} cat")), "true");
+    let children = || fs::read_dir(probe.path("children")).unwrap().count();
+    eventually("the start", || {
+        fs::read_to_string(probe.path("keeper.log")).unwrap().contains("child ended").then_some(())
+    });
+    eventually("the end", || (crate::probe::marked(&marker).is_empty() && children() == 1).then_some(()));
+    let mut talk = probe.kill_worker(&mut talk);
+    assert_eq!(talk.ask("held"), "");
+}

@@ -1,0 +1,11 @@
+//! The keeper with real processes: it, its workers and their children.
+//!
+//! This test binary plays all three parts: [`probe`] starts it again as a keeper, which starts it again as a worker.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod custody;
+mod lifecycle;
+mod probe;
+mod processes;
+mod trees;
