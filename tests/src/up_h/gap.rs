@@ -14,6 +14,8 @@ pub(super) enum Fate {
     Hang,
     /// The connection is cut and nothing is executed.
     CutBefore,
+    /// It is executed at once, and answered only after this time.
+    AnswerLate(Duration),
     /// It is executed to its end, then the connection is cut.
     CutAfter,
     /// It is answered as SSE, and the connection is cut after so many events; the work goes on.
@@ -50,8 +52,10 @@ pub(super) struct Gap {
 impl Gap {
     /// Reads `{"kind", "ms", "events", "code", "status", "body", "times", "tool", "method"}`.
     pub(super) fn read(order: &Value) -> Result<Gap, String> {
+        let ms = Duration::from_millis(order["ms"].as_u64().unwrap_or(0));
         let fate = match order["kind"].as_str().unwrap_or_default() {
             "delay" => Fate::Serve,
+            "answer_late" => Fate::AnswerLate(ms),
             "hang" => Fate::Hang,
             "cut_before" => Fate::CutBefore,
             "cut_after" => Fate::CutAfter,
@@ -67,7 +71,8 @@ impl Gap {
             (None, None) => Target::Request,
         };
         let left = (order["times"] != "forever").then(|| order["times"].as_u64().unwrap_or(1));
-        Ok(Gap { target, delay: Duration::from_millis(order["ms"].as_u64().unwrap_or(0)), fate, left })
+        let delay = if matches!(fate, Fate::AnswerLate(_)) { Duration::ZERO } else { ms };
+        Ok(Gap { target, delay, fate, left })
     }
 
     fn fits(&self, http_method: &str, message: &Value) -> bool {

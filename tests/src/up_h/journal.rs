@@ -50,6 +50,7 @@ impl Journal {
             "path": parts.uri.path(),
             "headers": headers,
             "body": body,
+            "raw": String::from_utf8_lossy(raw),
         }));
         if kept.entries.len() > ENTRIES_MAX {
             kept.entries.pop_front();

@@ -55,6 +55,11 @@ pub(super) async fn handle(up: Arc<UpH>, request: Request<Incoming>) -> Result<R
         Fate::Hang => std::future::pending().await,
         Fate::CutBefore => Err(Cut),
         Fate::Answer(answer) => Ok(answer.response(call.id())),
+        Fate::AnswerLate(pause) => {
+            let answer = judge(&up, &call).await;
+            tokio::time::sleep(*pause).await;
+            answer
+        }
         Fate::Serve | Fate::CutAfter | Fate::CutSse(_) | Fate::RpcError(_) => judge(&up, &call).await,
     }
 }
@@ -186,7 +191,7 @@ pub(super) fn cut_after(call: &Call) -> Option<u64> {
     match call.fate {
         Fate::CutSse(events) => Some(events),
         Fate::CutAfter => Some(0),
-        Fate::Serve | Fate::Hang | Fate::CutBefore | Fate::RpcError(_) | Fate::Answer(_) => None,
+        Fate::Serve | Fate::AnswerLate(_) | Fate::Hang | Fate::CutBefore | Fate::RpcError(_) | Fate::Answer(_) => None,
     }
 }
 

@@ -94,7 +94,7 @@ async fn take(up: &Arc<UpH>, call: &Call, session: &Arc<Session>, batch: Vec<Val
     if requests.is_empty() {
         return match call.fate {
             Fate::CutAfter | Fate::CutSse(_) => Err(Cut),
-            Fate::Serve | Fate::Hang | Fate::CutBefore | Fate::RpcError(_) | Fate::Answer(_) => {
+            Fate::Serve | Fate::AnswerLate(_) | Fate::Hang | Fate::CutBefore | Fate::RpcError(_) | Fate::Answer(_) => {
                 Ok(text_response(202, "", ""))
             }
         };
@@ -141,8 +141,8 @@ async fn serve(up: &Arc<UpH>, call: &Call, session: &Arc<Session>, requests: Vec
             log.all().await;
             return Ok(refusal(200, code, "as ordered", call.id()));
         }
-        Fate::Serve if mode == Mode::Json => return Ok(as_json(call, &log, array).await),
-        Fate::Serve | Fate::Hang | Fate::CutBefore | Fate::CutSse(_) | Fate::Answer(_) => {}
+        Fate::Serve | Fate::AnswerLate(_) if mode == Mode::Json => return Ok(as_json(call, &log, array).await),
+        Fate::Serve | Fate::AnswerLate(_) | Fate::Hang | Fate::CutBefore | Fate::CutSse(_) | Fate::Answer(_) => {}
     }
     let ids = mode == Mode::SseWithIds;
     Ok(mcp::sse(log.body(Follow { after: 0, ids, retry_ms, cut_after })))
