@@ -1,0 +1,164 @@
+//! Starting a child: its environment, and how soon after the last one.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use mainstay_core::id::SessionKey;
+use mainstay_keeper::client::SpawnError;
+use mainstay_keeper::{Spawn, SpawnFailure};
+
+use super::label::Label;
+use crate::failure::Failure;
+use crate::server::{Reach, Server};
+use crate::template::Environment;
+use crate::upstreams::{Destination, Surroundings, unusable};
+
+/// The variables that a child gets of the gateway's own, if they are set (C7): where programs and their files are, whose
+/// they are, and how to speak to people. Anything else is given in the configuration.
+pub const ALLOWED_VARIABLES: &[&str] = &[
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+    "LANG",
+    "LANGUAGE",
+    "LC_ALL",
+    "LC_COLLATE",
+    "LC_CTYPE",
+    "LC_MESSAGES",
+    "LC_MONETARY",
+    "LC_NUMERIC",
+    "LC_TIME",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_DIRS",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_DIRS",
+    "XDG_DATA_HOME",
+    "XDG_RUNTIME_DIR",
+    "XDG_STATE_HOME",
+];
+
+/// What the keeper is to start for `session`.
+pub(super) fn request(
+    surroundings: &Surroundings,
+    destination: &Destination,
+    session: SessionKey,
+) -> Result<Spawn, Failure> {
+    let server = &*destination.server;
+    let Reach::Child { program, args, env: _, cwd } = &server.reach else {
+        return Err(unusable(server, &"it has no command"));
+    };
+    let label = Label { fingerprint: destination.fingerprint, session, server: server.name.clone() };
+    Ok(Spawn {
+        label: label.encode(),
+        name: server.name.as_str().to_owned(),
+        program: program.clone(),
+        args: args.clone(),
+        env: environment(server, &*surroundings.environment)?,
+        cwd: cwd.clone(),
+        marker: marker((surroundings.entropy)()),
+    })
+}
+
+fn environment(server: &Server, environment: &dyn Environment) -> Result<Vec<(OsString, OsString)>, Failure> {
+    let configured = match &server.reach {
+        Reach::Child { env, .. } => env.as_slice(),
+        Reach::Http { .. } => &[],
+    };
+    let is_configured = |name: &str| configured.iter().any(|(own, _)| own == name);
+    let inherited = ALLOWED_VARIABLES.iter().filter(|name| !is_configured(name));
+    let mut variables: Vec<(OsString, OsString)> =
+        inherited.filter_map(|name| Some(((*name).into(), environment.var(name)?.into()))).collect();
+    for (name, template) in configured {
+        let value = template.resolve(environment).map_err(|error| unusable(server, &error))?;
+        variables.push((name.into(), value.reveal().into()));
+    }
+    Ok(variables)
+}
+
+fn marker(entropy: [u8; 16]) -> String {
+    entropy.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What it means that the keeper did not start a child.
+pub(super) fn failure(server: &Server, error: &SpawnError) -> Failure {
+    match error {
+        SpawnError::Failed {
+            failure:
+                SpawnFailure::ProgramNotFound
+                | SpawnFailure::CwdMissing
+                | SpawnFailure::NotPermitted
+                | SpawnFailure::Invalid,
+            ..
+        } => unusable(server, error),
+        SpawnError::Failed { failure: SpawnFailure::TooMany | SpawnFailure::System, .. } | SpawnError::Detached => {
+            Failure::Unreachable { server: server.name.clone(), cause: error.to_string().into() }
+        }
+    }
+}
+
+/// How long after the end of the last child the next one may start, when `failures` in a row did not stay up.
+pub(super) fn respawn_pause(failures: u32) -> Duration {
+    // The first end says nothing of the next child: whoever calls should not wait for it.
+    match failures {
+        0 | 1 => Duration::ZERO,
+        _ => (PAUSE_MIN * (1 << (failures - 2).min(PAUSE_DOUBLINGS))).min(PAUSE_MAX),
+    }
+}
+
+/// A child that lived this long was no failure.
+pub(super) const STABLE: Duration = Duration::from_secs(60);
+
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+const PAUSE_DOUBLINGS: u32 = 6;
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::Path;
+
+    use mainstay_core::id::ServerName;
+
+    use super::*;
+    use crate::template::Template;
+
+    struct Table;
+
+    impl Environment for Table {
+        fn var(&self, name: &str) -> Option<String> {
+            matches!(name, "PATH" | "HOME" | "MAINSTAY_SECRET" | "TOKEN").then(|| format!("<{name}>"))
+        }
+
+        fn file(&self, _: &Path) -> io::Result<String> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+    }
+
+    fn server(env: &[(&str, &str)]) -> Server {
+        let env = env.iter().map(|(name, value)| ((*name).to_owned(), Template::parse(value).expect("well formed")));
+        let reach = Reach::Child { program: "srv".into(), args: Vec::new(), env: env.collect(), cwd: None };
+        Server::new(ServerName::parse("srv").expect("a name"), reach)
+    }
+
+    #[test]
+    fn c7_a_child_gets_what_is_configured_and_the_allow_list_only() {
+        let variables = environment(&server(&[("HOME", "/srv"), ("KEY", "x-${TOKEN}")]), &Table).expect("all are set");
+        let shown: Vec<String> =
+            variables.iter().map(|(name, value)| format!("{}={}", name.display(), value.display())).collect();
+        assert_eq!(shown, ["PATH=<PATH>", "HOME=/srv", "KEY=x-<TOKEN>"]);
+        let unset = environment(&server(&[("KEY", "${ABSENT}")]), &Table);
+        assert!(matches!(unset, Err(Failure::Configuration { problem, .. }) if problem.contains("ABSENT")));
+    }
+
+    #[test]
+    fn c4_children_that_do_not_stay_up_start_ever_later() {
+        let pauses: Vec<u64> = (0..12).map(|failures| respawn_pause(failures).as_secs()).collect();
+        assert_eq!(pauses, [0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]);
+        assert_eq!(respawn_pause(u32::MAX), PAUSE_MAX);
+    }
+}

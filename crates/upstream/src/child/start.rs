@@ -1,0 +1,280 @@
+//! Starting the process, and bringing it to where the last one was (C5).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mainstay_core::wire::envelope;
+use mainstay_keeper::client::WriteError;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::running::{End, Registration, Running};
+use super::slot::Delivery;
+use super::{Child, Current, State, spawn};
+use crate::failure::Failure;
+use crate::handshake::{self, NotOpened, Opened};
+use crate::notice::{Lists, Notice};
+use crate::upstreams::Upstreams;
+use crate::wire::{self, lock};
+
+/// Who wants the process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Beginning {
+    /// The client initializes.
+    Asked,
+    /// Something is to be sent.
+    Used,
+}
+
+impl Child {
+    /// The process, started or made ready first if need be.
+    pub(super) async fn running(self: &Arc<Self>) -> Result<Arc<Running>, Failure> {
+        {
+            let state = lock(&self.state);
+            if state.kept.ended {
+                return Err(self.over());
+            }
+            if let Some(running) = ready(&state) {
+                return Ok(running);
+            }
+        }
+        self.establish(Beginning::Used).await
+    }
+
+    /// Starts a process, once for all who ask. The work is a task of its own: a caller that goes away in the middle must
+    /// not leave a process behind that was told half of its handshake.
+    pub(super) async fn establish(self: &Arc<Self>, beginning: Beginning) -> Result<Arc<Running>, Failure> {
+        let this = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let found = || ready(&lock(&this.state));
+            this.flight.join(found, Box::pin(this.make(beginning))).await
+        });
+        // The task ends early only with the runtime.
+        task.await.unwrap_or_else(|_| Err(self.over()))
+    }
+
+    async fn make(self: &Arc<Self>, beginning: Beginning) -> Result<Arc<Running>, Failure> {
+        if let Some(running) = self.alive() {
+            // Only `initialized` is missing.
+            return match self.say_initialized(&running).await {
+                Ok(()) => Ok(running),
+                Err(_) => Err(self.unreachable("its process has just ended".into())),
+            };
+        }
+        let Some(custody) = self.upstreams.surroundings.custody.clone() else {
+            return Err(self.unreachable("there is no keeper".into()));
+        };
+        let reason = self.wait_to_respawn().await?;
+        let (params, key) = {
+            let state = lock(&self.state);
+            if state.kept.ended {
+                return Err(self.over());
+            }
+            (state.kept.handshake.params.clone(), state.kept.handshake.key)
+        };
+        let request = spawn::request(&self.upstreams.surroundings, &self.destination, key)?;
+        let spawned = custody.spawn(request).await.map_err(|error| spawn::failure(self.server(), &error))?;
+        let parts = (&self.upstreams, &self.destination);
+        let (running, pump) =
+            Running::start(parts, &self.notices, custody.clone(), (spawned.child, spawned.events), false);
+        tracing::info!(server = %self.server().name, session = ?key, child = %running.id, "child started");
+        // The bound is absolute: whatever the process sends meanwhile does not extend it.
+        let deadline = Instant::now() + self.server().handshake_bound;
+        let shaken = timeout_at(deadline, self.shake_hands(&running, &params)).await;
+        let hung = || self.unreachable("it did not finish its handshake in time".into());
+        match shaken.map_err(|_| hung()).and_then(|shaken| shaken) {
+            Ok((opened, lists)) => self.install((running, pump), beginning, opened, (reason, lists)).await,
+            Err(failure) => {
+                lock(&self.state).failures += 1;
+                custody.stop(running.id, self.server().stop_grace).await;
+                Err(failure)
+            }
+        }
+    }
+
+    /// The process that is alive, whether it was told `initialized` or not.
+    fn alive(&self) -> Option<Arc<Running>> {
+        let state = lock(&self.state);
+        let current = state.current.as_ref().filter(|current| !current.running.is_over())?;
+        Some(Arc::clone(&current.running))
+    }
+
+    /// Waits until another process may be started. Returns why the state of the session is lost, if there was any.
+    async fn wait_to_respawn(&self) -> Result<Option<String>, Failure> {
+        let (reason, pause) = {
+            let mut state = lock(&self.state);
+            let ended =
+                state.current.as_ref().and_then(|current| Some((Arc::clone(&current.running), current.running.end()?)));
+            match ended {
+                Some((running, end)) => {
+                    if !running.counted.swap(true, std::sync::atomic::Ordering::AcqRel) {
+                        let stable = end.at.duration_since(running.started_at) >= spawn::STABLE;
+                        state.failures = if stable { 1 } else { state.failures + 1 };
+                    }
+                    let reason = format!("its process {}", end.status());
+                    (Some(reason), spawn::respawn_pause(state.failures).saturating_sub(end.at.elapsed()))
+                }
+                // The record of a process that nobody holds any more.
+                None => {
+                    let lost = state.kept.opened.is_some();
+                    let reason = lost.then(|| "its process ended with the gateway".to_owned());
+                    (reason, spawn::respawn_pause(state.failures))
+                }
+            }
+        };
+        if pause > self.server().patience {
+            let cause = format!("its process does not stay up; it is started again in {} s", pause.as_secs() + 1);
+            return Err(self.unreachable(cause.into()));
+        }
+        tokio::time::sleep(pause).await;
+        Ok(reason)
+    }
+
+    /// `initialize`, and if the client has confirmed its own already, `initialized` and the settings too.
+    async fn shake_hands(&self, running: &Arc<Running>, params: &[u8]) -> Result<(Opened, Lists), Failure> {
+        let (id, response) = self.ask(running, "initialize", Some(params)).await?;
+        let opened = handshake::opened(&id, &response).map_err(|not| match not {
+            NotOpened::Refused(error) => Failure::HandshakeRefused { server: self.server().name.clone(), error },
+            NotOpened::Malformed(problem) => self.protocol(problem),
+        })?;
+        if !lock(&self.state).kept.handshake.confirmed {
+            return Ok((opened, Lists::Unknown));
+        }
+        if self.say_initialized(running).await.is_err() {
+            return Err(self.exited(&running.ended().await));
+        }
+        let requests = {
+            let state = lock(&self.state);
+            handshake::replay(state.kept.handshake.log_level.as_deref(), &state.kept.handshake.subscriptions)
+        };
+        for (method, params) in requests {
+            let replayed = timeout(REPLAY_BOUND, self.ask(running, method, Some(&params))).await;
+            if !matches!(replayed, Ok(Ok(_))) {
+                tracing::debug!(server = %self.server().name, method, "replaying a setting failed");
+            }
+        }
+        Ok((opened, self.compare_lists(running).await))
+    }
+
+    /// Tells the process `initialized`, once.
+    async fn say_initialized(&self, running: &Running) -> Result<(), WriteError> {
+        if !running.is_initialized() {
+            running.write(wire::initialized()).await?;
+            running.mark_initialized();
+        }
+        Ok(())
+    }
+
+    async fn compare_lists(&self, running: &Arc<Running>) -> Lists {
+        if !lock(&self.state).kept.catalogue.is_known() {
+            return Lists::Unknown;
+        }
+        let Ok(Ok((_, response))) = timeout(LISTS_BOUND, self.ask(running, "tools/list", None)).await else {
+            return Lists::Unknown;
+        };
+        let result = envelope::scan(&response).ok().and_then(|envelope| envelope.result);
+        let Some(page) = result.map(|span| self.upstreams.pages.page(&response[span])) else { return Lists::Unknown };
+        let catalogue = &mut lock(&self.state).kept.catalogue;
+        let lists = catalogue.compare(&page);
+        catalogue.observe(page, true);
+        lists
+    }
+
+    /// A request of the link's own: its id and its response.
+    async fn ask(
+        &self,
+        running: &Arc<Running>,
+        method: &str,
+        params: Option<&[u8]>,
+    ) -> Result<(Bytes, Bytes), Failure> {
+        let id = self.upstreams.own_id();
+        let message = Bytes::from(envelope::request_message(&id, method, params));
+        let Some(mut waiting) = running.register(Registration { id: id.clone(), may_stream: false }) else {
+            return Err(self.exited(&running.ended().await));
+        };
+        match running.write(message).await {
+            Ok(number) => waiting.frame = Some(number),
+            Err(WriteError::Gone) => return Err(self.exited(&running.ended().await)),
+            Err(error @ (WriteError::TooLong | WriteError::LineEnd)) => {
+                return Err(self.protocol(&format!("the request can't be written: {error}")));
+            }
+        }
+        loop {
+            match waiting.next().await {
+                Delivery::Response { bytes, .. } => return Ok((id, bytes)),
+                // Nothing that comes before it matters here.
+                Delivery::Message { .. } => {}
+                Delivery::Oversize => return Err(self.oversize()),
+                Delivery::Gone => return Err(self.exited(&running.ended().await)),
+            }
+        }
+    }
+
+    /// The process ended during its handshake.
+    fn exited(&self, end: &End) -> Failure {
+        match end.exit {
+            Some(_) => Failure::ChildExited {
+                server: self.server().name.clone(),
+                exit: end.status(),
+                stderr_tail: end.stderr_tail(),
+            },
+            None => self.unreachable(end.describe()),
+        }
+    }
+
+    async fn install(
+        &self,
+        (running, pump): (Arc<Running>, tokio::task::AbortHandle),
+        beginning: Beginning,
+        opened: Opened,
+        (reason, lists): (Option<String>, Lists),
+    ) -> Result<Arc<Running>, Failure> {
+        let ended = {
+            let mut state = lock(&self.state);
+            if !state.kept.ended {
+                state.kept.open(&self.upstreams, &opened);
+                if let Some(reason) = &reason {
+                    state.kept.remake(reason);
+                }
+                state.current = Some(Current { running: Arc::clone(&running), pump });
+            }
+            state.kept.ended
+        };
+        if ended {
+            running.custody.stop(running.id, self.server().stop_grace).await;
+            return Err(self.over());
+        }
+        self.announce(beginning, opened, reason, lists).await;
+        Ok(running)
+    }
+
+    async fn announce(&self, beginning: Beginning, opened: Opened, reason: Option<String>, lists: Lists) {
+        if let Some(record) = self.record() {
+            self.notices.tell(Notice::Record(Box::new(record))).await;
+        }
+        match reason {
+            Some(reason) => {
+                Upstreams::count(&self.upstreams.counters.remade);
+                let key = lock(&self.state).kept.handshake.key;
+                tracing::info!(server = %self.server().name, session = ?key, reason, "child made again");
+                self.notices.tell(Notice::Remade { reason: reason.into(), lists_changed: lists }).await;
+            }
+            None if beginning == Beginning::Used => {
+                self.notices.tell(Notice::Opened(Box::new(opened))).await;
+            }
+            None => {}
+        }
+    }
+}
+
+fn ready(state: &State) -> Option<Arc<Running>> {
+    let running = &state.current.as_ref()?.running;
+    let told = running.is_initialized() || !state.kept.handshake.confirmed;
+    (told && !running.is_over()).then(|| Arc::clone(running))
+}
+
+/// How long one setting may take to be made again.
+const REPLAY_BOUND: Duration = Duration::from_secs(5);
+
+/// How long a new process may take to list its tools before nobody waits for the comparison.
+const LISTS_BOUND: Duration = Duration::from_secs(1);

@@ -1,0 +1,87 @@
+//! An answer of a child: waited for, and asked of the next child where that is safe.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::running::{End, Waiting};
+use super::slot::Delivery;
+use super::{Child, Tries};
+use crate::call::{Call, Incoming};
+use crate::failure::Failure;
+
+/// The messages of one call.
+pub(crate) struct ChildStream {
+    child: Arc<Child>,
+    /// `None` for a call of an earlier worker, which is never sent again.
+    call: Option<Arc<Call>>,
+    tries: Tries,
+    phase: Phase,
+    ready: VecDeque<Incoming>,
+}
+
+enum Phase {
+    Waiting(Waiting),
+    /// Being sent to the next child. Kept here, so that a caller that looks away does not start it anew.
+    Sending(Pin<Box<dyn Future<Output = Result<Waiting, Failure>> + Send>>),
+    Over,
+}
+
+impl ChildStream {
+    pub(super) fn new(child: Arc<Child>, call: Option<Call>, waiting: Waiting) -> Self {
+        let call = call.map(Arc::new);
+        Self { child, call, tries: Tries::default(), phase: Phase::Waiting(waiting), ready: VecDeque::new() }
+    }
+
+    pub(super) fn put_back(&mut self, message: Bytes) {
+        self.ready.push_front(Incoming::Message(message));
+    }
+
+    /// See [`AnswerStream::next`](crate::AnswerStream::next).
+    pub(crate) async fn next(&mut self) -> Result<Incoming, Failure> {
+        loop {
+            if let Some(incoming) = self.ready.pop_front() {
+                return Ok(incoming);
+            }
+            match &mut self.phase {
+                Phase::Over => return Err(self.child.over()),
+                Phase::Sending(work) => {
+                    let sent = work.await;
+                    self.phase = Phase::Over;
+                    self.phase = Phase::Waiting(sent?);
+                }
+                Phase::Waiting(waiting) => match waiting.next().await {
+                    Delivery::Message { bytes, .. } => return Ok(Incoming::Message(bytes)),
+                    Delivery::Response { bytes, .. } => {
+                        self.phase = Phase::Over;
+                        if let Some(call) = &self.call {
+                            self.child.observe(call, &bytes);
+                        }
+                        return Ok(Incoming::Response(bytes));
+                    }
+                    Delivery::Oversize => {
+                        self.phase = Phase::Over;
+                        return Err(self.child.oversize());
+                    }
+                    Delivery::Gone => {
+                        let frame = waiting.frame;
+                        let end = waiting.running.ended().await;
+                        self.phase = Phase::Over;
+                        self.send_again(&end, frame)?;
+                    }
+                },
+            }
+        }
+    }
+
+    /// The child has ended: the call goes to the next one if this one never had it, or if twice is no harm (C3, U5).
+    fn send_again(&mut self, end: &End, frame: Option<u64>) -> Result<(), Failure> {
+        let Some(call) = &self.call else { return Err(self.child.unknown(end)) };
+        self.child.spend(call, &mut self.tries, end, frame)?;
+        let (child, call) = (Arc::clone(&self.child), Arc::clone(call));
+        self.phase = Phase::Sending(Box::pin(async move { child.place(&call).await }));
+        Ok(())
+    }
+}

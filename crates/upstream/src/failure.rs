@@ -1,0 +1,171 @@
+//! What can go wrong on the way to a server, and what it means for the call.
+
+use bytes::Bytes;
+use mainstay_core::id::ServerName;
+
+/// What is known of a call's execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It never reached the server: sending it again is safe.
+    NotDispatched,
+    /// It may have been executed: only the caller can decide to send it again.
+    Unknown,
+    /// The server refused it, and has not executed it.
+    Refused,
+}
+
+/// Why a call, a message or a handshake failed. Each names the server; none shows an id, a header or a value.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Failure {
+    /// The request went out and its answer was lost. It is not repeated (U5).
+    #[error("the connection to server `{server}` was lost before it answered, so the outcome is unknown: {cause}")]
+    OutcomeUnknown {
+        /// The server.
+        server: ServerName,
+        /// What was seen.
+        cause: Box<str>,
+    },
+    /// The server can't be reached for now: refused, hung or unavailable. A later try may succeed.
+    #[error("server `{server}` can't be reached: {cause}")]
+    Unreachable {
+        /// The server.
+        server: ServerName,
+        /// What was seen.
+        cause: Box<str>,
+    },
+    /// The server wants credentials that it accepts.
+    #[error("server `{server}` asks for authentication")]
+    Unauthorized {
+        /// The server.
+        server: ServerName,
+    },
+    /// The server answered with an HTTP error that is no JSON-RPC answer.
+    #[error("server `{server}` answered with HTTP status {status}")]
+    Rejected {
+        /// The server.
+        server: ServerName,
+        /// The status.
+        status: u16,
+    },
+    /// There is no MCP endpoint at the configured URL.
+    #[error("server `{server}` has no endpoint at its url: HTTP status 404")]
+    NoEndpoint {
+        /// The server.
+        server: ServerName,
+    },
+    /// The server forgot its session again right after it was made again; the next call may recover it (U4).
+    #[error("server `{server}` lost its session again while the call was repeated")]
+    LostAgain {
+        /// The server.
+        server: ServerName,
+    },
+    /// The server answered `initialize` with a JSON-RPC error.
+    #[error("server `{server}` refused the handshake: {}", String::from_utf8_lossy(error))]
+    HandshakeRefused {
+        /// The server.
+        server: ServerName,
+        /// The raw error object.
+        error: Bytes,
+    },
+    /// The child ended before it answered `initialize`.
+    #[error("server `{server}` {exit} before it answered; its last words: {stderr_tail:?}")]
+    ChildExited {
+        /// The server.
+        server: ServerName,
+        /// How it ended.
+        exit: ExitStatus,
+        /// The end of what it wrote to its standard error.
+        stderr_tail: Box<str>,
+    },
+    /// A message of the server was larger than allowed.
+    #[error("server `{server}` sent a message above the limit of {bytes_max} bytes")]
+    Oversize {
+        /// The server.
+        server: ServerName,
+        /// The limit.
+        bytes_max: usize,
+    },
+    /// The server does not speak the protocol.
+    #[error("server `{server}` broke the protocol: {problem}")]
+    Protocol {
+        /// The server.
+        server: ServerName,
+        /// How.
+        problem: Box<str>,
+    },
+    /// The server's definition can't be used: a variable that is not set, a program that is missing.
+    #[error("server `{server}` can't be used as configured: {problem}")]
+    Configuration {
+        /// The server.
+        server: ServerName,
+        /// Why.
+        problem: Box<str>,
+    },
+    /// The link was ended by its owner.
+    #[error("the session with server `{server}` has ended")]
+    Ended {
+        /// The server.
+        server: ServerName,
+    },
+}
+
+impl Failure {
+    /// What is known of the call that failed so.
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            Self::OutcomeUnknown { .. } | Self::Oversize { .. } | Self::Protocol { .. } => Outcome::Unknown,
+            // A gateway or a crashed handler may answer 5xx after the work was done.
+            Self::Rejected { status, .. } if *status >= 500 => Outcome::Unknown,
+            Self::Rejected { .. } | Self::Unauthorized { .. } | Self::NoEndpoint { .. } | Self::LostAgain { .. } => {
+                Outcome::Refused
+            }
+            Self::Unreachable { .. }
+            | Self::HandshakeRefused { .. }
+            | Self::ChildExited { .. }
+            | Self::Configuration { .. }
+            | Self::Ended { .. } => Outcome::NotDispatched,
+        }
+    }
+
+    /// Whether a later try may succeed without anybody changing anything.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::LostAgain { .. })
+    }
+
+    /// The server that it is about.
+    pub fn server(&self) -> &ServerName {
+        match self {
+            Self::OutcomeUnknown { server, .. }
+            | Self::Unreachable { server, .. }
+            | Self::Unauthorized { server }
+            | Self::Rejected { server, .. }
+            | Self::NoEndpoint { server }
+            | Self::LostAgain { server }
+            | Self::HandshakeRefused { server, .. }
+            | Self::ChildExited { server, .. }
+            | Self::Oversize { server, .. }
+            | Self::Protocol { server, .. }
+            | Self::Configuration { server, .. }
+            | Self::Ended { server } => server,
+        }
+    }
+}
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExitStatus {
+    /// Its exit code, if it exited.
+    pub code: Option<i32>,
+    /// The signal that ended it, if one did.
+    pub signal: Option<i32>,
+}
+
+impl std::fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.code, self.signal) {
+            (Some(code), _) => write!(f, "exited with status {code}"),
+            (None, Some(signal)) => write!(f, "was ended by signal {signal}"),
+            (None, None) => f.write_str("ended"),
+        }
+    }
+}

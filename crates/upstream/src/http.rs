@@ -1,0 +1,442 @@
+//! The way to a server over Streamable HTTP (2025-03-26 to 2025-11-25, Transports).
+//!
+//! One [`Http`] is one client session's upstream session. It owns the session's id, notices its loss and makes it
+//! again once for all calls that wait (U4); it repeats nothing that could be executed twice (U5).
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use mainstay_core::resume::{OwedDelete, ResumeRecord, UpstreamId};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+
+use crate::call::{Answer, AnswerStream, Call, Incoming, Way};
+use crate::failure::Failure;
+use crate::flight::Flight;
+use crate::handshake::{Handshake, Opened, has_version_header};
+use crate::kept::{self, Kept};
+use crate::notice::{Notice, Notices};
+use crate::server::Server;
+use crate::settle;
+use crate::upstreams::{Destination, Upstreams};
+use crate::wire::lock;
+
+pub(crate) use answer::HttpStream;
+pub(crate) use listen::Ears;
+pub(crate) use post::{PROTOCOL_VERSION, SESSION_ID};
+
+use post::{Events, Fault};
+
+mod answer;
+mod listen;
+mod post;
+mod renew;
+
+/// One client session's way to an HTTP server.
+pub(crate) struct Http {
+    upstreams: Arc<Upstreams>,
+    destination: Arc<Destination>,
+    notices: Notices,
+    state: Mutex<State>,
+    flight: Flight,
+    /// Told when the upstream session is another one, or the link has ended.
+    renewed: Notify,
+    ears: Mutex<Ears>,
+}
+
+struct State {
+    kept: Kept,
+    session: Option<Arc<Session>>,
+}
+
+/// An upstream session. Immutable but for the note that `initialized` was sent.
+pub(crate) struct Session {
+    id: Option<UpstreamId>,
+    id_header: Option<HeaderValue>,
+    version_header: Option<HeaderValue>,
+    version: Box<str>,
+    initialized: AtomicBool,
+}
+
+impl Session {
+    fn new(id: Option<UpstreamId>, version: &str, initialized: bool) -> Self {
+        let header = |text: &str| HeaderValue::from_str(text).ok();
+        let mut id_header = id.as_ref().and_then(|id| header(id.reveal()));
+        if let Some(value) = &mut id_header {
+            value.set_sensitive(true);
+        }
+        Self {
+            id_header,
+            version_header: has_version_header(version).then(|| header(version)).flatten(),
+            version: version.into(),
+            initialized: AtomicBool::new(initialized),
+            id,
+        }
+    }
+
+    fn has_id(&self) -> bool {
+        self.id.is_some()
+    }
+}
+
+/// What is left of a call's second chances.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tries {
+    /// The session was made again for it.
+    lost: bool,
+    /// It was sent twice although it may have been executed.
+    repeated: bool,
+    /// The credentials were resolved anew for it.
+    refreshed: bool,
+    /// Until when it waits for a server that is down; set at the first failure.
+    deadline: Option<Instant>,
+    waits: u32,
+}
+
+impl Tries {
+    /// Waits a moment before a server that is down is tried again. False if patience is over.
+    pub(crate) async fn wait(&mut self, patience: Duration) -> bool {
+        let now = Instant::now();
+        let deadline = *self.deadline.get_or_insert(now + patience);
+        let pause = (BACKOFF_MIN * (1 << self.waits.min(BACKOFF_DOUBLINGS))).min(BACKOFF_MAX);
+        self.waits = self.waits.saturating_add(1);
+        if now + pause > deadline {
+            return false;
+        }
+        tokio::time::sleep(pause).await;
+        true
+    }
+}
+
+/// A call that got as far as an answer.
+pub(crate) enum Dispatched {
+    Whole(Bytes),
+    Events(Events, Arc<Session>),
+}
+
+/// What one attempt at a call came to.
+enum Step {
+    Done(Dispatched),
+    /// The server does not know the session; whether the call may have been executed all the same.
+    SessionLost {
+        reason: &'static str,
+        executed: Executed,
+    },
+    /// The server is not there, and has not seen the call.
+    NotExecuted(Box<str>),
+    /// The server is not there, and may have seen the call.
+    Unavailable(Box<str>),
+    /// The connection ended after the call may have gone out.
+    Ambiguous(Box<str>),
+    Unauthorized,
+    Failed(Failure),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Executed {
+    No,
+    Perhaps,
+}
+
+impl Http {
+    pub(crate) fn new(
+        upstreams: &Arc<Upstreams>,
+        server: &Arc<Server>,
+        handshake: Handshake,
+        record: Option<ResumeRecord>,
+        notices: mpsc::Sender<Notice>,
+    ) -> Arc<Self> {
+        let destination = upstreams.destination(server);
+        let notices = Notices::new(notices);
+        let (record, stale) = match record {
+            Some(record) if kept::fits(&record, &destination) => (Some(record), None),
+            other => (None, other),
+        };
+        // The record of another definition is of no use, and its session is owed an end (U2).
+        if let Some(owed) = stale.as_ref().and_then(|record| record.owed_delete(upstreams.now()))
+            && !notices.offer(Notice::Owed(Box::new(owed)))
+        {
+            tracing::warn!(server = %server.name, "owed delete of a changed server could not be handed over");
+        }
+        let mut kept = Kept::new(upstreams, handshake, record.as_ref());
+        if stale.is_some() {
+            kept.mark_stale();
+        }
+        let initialized = kept.handshake.confirmed;
+        let session = record.map(|record| Arc::new(Session::new(record.upstream_id, &record.version, initialized)));
+        Arc::new(Self {
+            upstreams: Arc::clone(upstreams),
+            destination,
+            notices,
+            state: Mutex::new(State { kept, session }),
+            flight: Flight::default(),
+            renewed: Notify::new(),
+            ears: Mutex::default(),
+        })
+    }
+
+    /// Opens the upstream session for the first time. Must run to its end once begun.
+    pub(crate) async fn open(self: &Arc<Self>) -> Result<Opened, Failure> {
+        self.establish(renew::Cause::Begin).await?;
+        lock(&self.state).kept.opened.clone().ok_or_else(|| self.ended())
+    }
+
+    pub(crate) async fn call(self: &Arc<Self>, call: Call) -> Result<Answer, Failure> {
+        let mut tries = Tries::default();
+        match self.dispatch(&call, &mut tries).await? {
+            Dispatched::Whole(response) => Ok(Answer::Whole(response)),
+            Dispatched::Events(events, session) => {
+                let mut stream = HttpStream::reading(Arc::clone(self), call, tries, events, session);
+                match stream.next().await? {
+                    Incoming::Response(response) => Ok(Answer::Whole(response)),
+                    Incoming::Message(message) => {
+                        stream.put_back(message);
+                        Ok(Answer::Stream(AnswerStream(Way::Http(Box::new(stream)))))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Goes on with a call that an earlier worker sent, behind the event `last_event_id`.
+    pub(crate) async fn resume(self: &Arc<Self>, call: Call, last_event_id: &str) -> Result<AnswerStream, Failure> {
+        let session = self.session().await?;
+        let stream = HttpStream::resuming(Arc::clone(self), call, session, last_event_id);
+        Ok(AnswerStream(Way::Http(Box::new(stream))))
+    }
+
+    /// Sends the call until there is an answer, as often as is safe.
+    pub(crate) async fn dispatch(self: &Arc<Self>, call: &Call, tries: &mut Tries) -> Result<Dispatched, Failure> {
+        let patience = self.server().patience;
+        loop {
+            let session = self.session().await?;
+            match self.attempt(&session, call).await {
+                Step::Done(dispatched) => return Ok(dispatched),
+                Step::SessionLost { reason, executed } => self.lost(&session, reason, executed, call, tries).await?,
+                Step::NotExecuted(cause) => {
+                    if !tries.wait(patience).await {
+                        return Err(self.unreachable(cause));
+                    }
+                }
+                Step::Unavailable(cause) => {
+                    if !self.is_safe(call) {
+                        return Err(self.unknown(cause));
+                    }
+                    if !tries.wait(patience).await {
+                        return Err(self.unreachable(cause));
+                    }
+                }
+                Step::Ambiguous(cause) => self.spend_repetition(call, tries, cause)?,
+                Step::Unauthorized => {
+                    if tries.refreshed || !self.destination.refresh(&*self.upstreams.surroundings.environment)? {
+                        return Err(Failure::Unauthorized { server: self.server().name.clone() });
+                    }
+                    tries.refreshed = true;
+                }
+                Step::Failed(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// After an answer was lost: allows the one repetition of a safe call, or says that the outcome is unknown (U5).
+    fn spend_repetition(&self, call: &Call, tries: &mut Tries, cause: Box<str>) -> Result<(), Failure> {
+        if tries.repeated || !self.is_safe(call) {
+            return Err(self.unknown(cause));
+        }
+        tries.repeated = true;
+        Upstreams::count(&self.upstreams.counters.repeated);
+        Ok(())
+    }
+
+    /// After a call met a forgotten session: makes the session again, and lets the call be sent once more (U4).
+    async fn lost(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        reason: &'static str,
+        executed: Executed,
+        call: &Call,
+        tries: &mut Tries,
+    ) -> Result<(), Failure> {
+        if tries.lost {
+            return Err(Failure::LostAgain { server: self.server().name.clone() });
+        }
+        tries.lost = true;
+        let renewed = self.renew(session, reason).await;
+        if executed == Executed::Perhaps && !self.is_safe(call) {
+            return Err(self.unknown("it failed inside the server, which then did not know the session".into()));
+        }
+        renewed?;
+        Upstreams::count(&self.upstreams.counters.repeated);
+        Ok(())
+    }
+
+    /// Sends a notification, or the answer to a request of the server.
+    pub(crate) async fn send(self: &Arc<Self>, message: Bytes) -> Result<(), Failure> {
+        let mut tries = Tries::default();
+        loop {
+            let session = self.session().await?;
+            match self.deliver(&session, message.clone()).await {
+                Ok(()) => return Ok(()),
+                Err(Step::SessionLost { reason, .. }) => {
+                    if tries.lost {
+                        return Err(Failure::LostAgain { server: self.server().name.clone() });
+                    }
+                    tries.lost = true;
+                    self.renew(&session, reason).await?;
+                }
+                Err(Step::NotExecuted(cause)) => {
+                    if !tries.wait(self.server().patience).await {
+                        return Err(self.unreachable(cause));
+                    }
+                }
+                Err(Step::Unavailable(cause) | Step::Ambiguous(cause)) => return Err(self.unknown(cause)),
+                Err(Step::Unauthorized) => {
+                    return Err(Failure::Unauthorized { server: self.server().name.clone() });
+                }
+                Err(Step::Failed(failure)) => return Err(failure),
+                // `deliver` makes no answer of a message that has none.
+                Err(Step::Done(_)) => return Ok(()),
+            }
+        }
+    }
+
+    /// The client said `initialized`: so does the link, once per upstream session.
+    pub(crate) async fn confirm(self: &Arc<Self>) {
+        let opened = {
+            let mut state = lock(&self.state);
+            state.kept.handshake.confirmed = true;
+            state.session.is_some()
+        };
+        if opened && let Err(error) = self.session().await {
+            // The next call tries again before it is sent.
+            tracing::debug!(server = %self.server().name, %error, "`initialized` could not be sent yet");
+        }
+    }
+
+    /// Ends the link. With `delete`, the upstream session is deleted too; what could not be is returned.
+    pub(crate) async fn end(self: &Arc<Self>, delete: bool) -> Option<OwedDelete> {
+        let session = {
+            let mut state = lock(&self.state);
+            if state.kept.ended {
+                return None;
+            }
+            state.kept.ended = true;
+            state.session.take_if(|_| delete)
+        };
+        lock(&self.ears).close();
+        self.renewed.notify_waiters();
+        self.delete(session.as_deref()?).await
+    }
+
+    /// Deletes the upstream session, or returns what is owed.
+    async fn delete(&self, session: &Session) -> Option<OwedDelete> {
+        let owed = self.owed(session)?;
+        settle::settle(&self.upstreams, Some(self.server()), &owed).await.is_owed().then_some(owed)
+    }
+
+    fn owed(&self, session: &Session) -> Option<OwedDelete> {
+        let now = self.upstreams.now();
+        Some(OwedDelete {
+            id: 0,
+            server: self.server().name.clone(),
+            url: self.server().url()?.to_string().into(),
+            upstream_id: session.id.clone()?,
+            version: session.version.clone(),
+            owed_at: now,
+            attempts: 0,
+            next_at: now,
+        })
+    }
+
+    pub(crate) fn record(&self) -> Option<ResumeRecord> {
+        let state = lock(&self.state);
+        let session = state.session.as_ref()?;
+        state.kept.record(&self.upstreams, &self.destination, session.id.as_ref())
+    }
+
+    pub(crate) fn opened(&self) -> bool {
+        lock(&self.state).session.is_some()
+    }
+
+    pub(crate) fn remember_level(&self, level: &str) {
+        lock(&self.state).kept.remember_level(level);
+        self.offer_record();
+    }
+
+    pub(crate) fn remember_subscription(&self, uri: &str, subscribed: bool) {
+        if !lock(&self.state).kept.remember_subscription(uri, subscribed) {
+            tracing::warn!(server = %self.server().name, "too many subscriptions; one will not survive a loss");
+        }
+        self.offer_record();
+    }
+
+    fn offer_record(&self) {
+        if let Some(record) = self.record()
+            && !self.notices.offer(Notice::Record(Box::new(record)))
+        {
+            Upstreams::count(&self.upstreams.counters.notices_dropped);
+        }
+    }
+
+    fn server(&self) -> &Server {
+        &self.destination.server
+    }
+
+    fn is_safe(&self, call: &Call) -> bool {
+        lock(&self.state).kept.is_safe(self.server(), call)
+    }
+
+    fn unknown(&self, cause: Box<str>) -> Failure {
+        Upstreams::count(&self.upstreams.counters.unknown);
+        Failure::OutcomeUnknown { server: self.server().name.clone(), cause }
+    }
+
+    fn unreachable(&self, cause: Box<str>) -> Failure {
+        Failure::Unreachable { server: self.server().name.clone(), cause }
+    }
+
+    fn protocol(&self, problem: &str) -> Failure {
+        Failure::Protocol { server: self.server().name.clone(), problem: problem.into() }
+    }
+
+    fn oversize(&self) -> Failure {
+        Failure::Oversize { server: self.server().name.clone(), bytes_max: self.server().message_bytes_max }
+    }
+
+    fn ended(&self) -> Failure {
+        Failure::Ended { server: self.server().name.clone() }
+    }
+
+    /// Notes what the answer to `call` says of the server's tools.
+    fn observe(&self, call: &Call, response: &Bytes) {
+        if let Some((page, first)) = kept::page_of(&self.upstreams, call, response) {
+            lock(&self.state).kept.catalogue.observe(page, first);
+        }
+    }
+}
+
+impl Drop for Http {
+    fn drop(&mut self) {
+        lock(&self.ears).close();
+    }
+}
+
+impl fmt::Debug for Http {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Http").field("server", &self.server().name).finish_non_exhaustive()
+    }
+}
+
+/// Whether `initialized` has been sent in this session.
+fn is_initialized(session: &Session) -> bool {
+    session.initialized.load(Ordering::Acquire)
+}
+
+/// Waits between two tries at a server that is down.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+const BACKOFF_DOUBLINGS: u32 = 5;

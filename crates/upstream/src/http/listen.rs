@@ -1,0 +1,281 @@
+//! The listening stream: what a server says unasked (U9).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mainstay_core::wire::envelope::{self, Kind};
+use mainstay_core::wire::sse::Event;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::post::{Events, EventsEnd, NoStream, message_of};
+use super::{Fault, Http, Session};
+use crate::failure::Failure;
+use crate::notice::Notice;
+use crate::upstreams::Upstreams;
+use crate::wire::{self, Sort, lock};
+
+/// Who listens, and the task that does it for them.
+#[derive(Debug, Default)]
+pub(crate) struct Ears {
+    count: u32,
+    task: Option<AbortHandle>,
+    closed: bool,
+}
+
+impl Ears {
+    /// Nobody listens any more, whatever guards there are.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+    }
+}
+
+/// How one try at the listening stream ended.
+enum Ended {
+    /// The stream was there, and ended or broke.
+    Cut,
+    /// The server is not there for now.
+    Away,
+    /// The server has no such stream.
+    None,
+    /// The server does not know the session.
+    SessionLost(&'static str),
+    /// The session is another one now, or over.
+    Renewed,
+}
+
+/// Waits between tries.
+#[derive(Default)]
+struct Pace {
+    failures: u32,
+    /// What the server asked for.
+    retry: Option<Duration>,
+}
+
+impl Pace {
+    fn pause(&mut self) -> Duration {
+        let doubled = (PAUSE_MIN * (1 << self.failures.min(PAUSE_DOUBLINGS))).min(PAUSE_MAX);
+        self.failures = self.failures.saturating_add(1);
+        doubled.max(self.retry.unwrap_or_default())
+    }
+}
+
+impl Http {
+    /// One more listener. The stream is kept open while there is one.
+    pub(crate) fn listen(self: &Arc<Self>) {
+        let mut ears = lock(&self.ears);
+        ears.count += 1;
+        if ears.count == 1 && !ears.closed {
+            ears.task = Some(tokio::spawn(Box::pin(Arc::clone(self).keep_listening())).abort_handle());
+        }
+    }
+
+    /// One listener less.
+    pub(crate) fn unlisten(&self) {
+        let mut ears = lock(&self.ears);
+        ears.count = ears.count.saturating_sub(1);
+        if ears.count == 0
+            && let Some(task) = ears.task.take()
+        {
+            task.abort();
+        }
+    }
+
+    async fn keep_listening(self: Arc<Self>) {
+        let mut pace = Pace::default();
+        loop {
+            let session = match self.session().await {
+                Ok(session) => session,
+                Err(Failure::Ended { .. }) => return,
+                Err(_) => {
+                    tokio::time::sleep(self.spread(pace.pause().min(OPENING_PAUSE_MAX))).await;
+                    continue;
+                }
+            };
+            let renewed = self.renewed.notified();
+            let pause = match self.listen_in(&session, &mut pace).await {
+                Ended::Renewed => {
+                    pace = Pace::default();
+                    continue;
+                }
+                Ended::Cut | Ended::Away => pace.pause(),
+                Ended::None => REPROBE,
+                Ended::SessionLost(reason) => match self.renew(&session, reason).await {
+                    Ok(_) => {
+                        pace = Pace::default();
+                        continue;
+                    }
+                    Err(Failure::Ended { .. }) => return,
+                    Err(_) => pace.pause(),
+                },
+            };
+            tokio::select! {
+                () = tokio::time::sleep(self.spread(pause)) => {}
+                () = renewed => pace = Pace::default(),
+            }
+        }
+    }
+
+    /// Opens the stream of `session` and hands on what comes until it ends.
+    async fn listen_in(self: &Arc<Self>, session: &Arc<Session>, pace: &mut Pace) -> Ended {
+        let cursor = lock(&self.state).kept.last_event_id.clone();
+        // A server may send the response's head with the first event only, so there is no bound on it.
+        let reply = tokio::select! {
+            reply = self.get(session, cursor.as_deref()) => reply,
+            () = self.replaced(session) => return Ended::Renewed,
+        };
+        let opened = match reply {
+            Ok(reply) => reply.into_stream(self.server().message_bytes_max, session.has_id()).await,
+            Err(Fault::NeverSent(_) | Fault::Lost(_)) => return Ended::Away,
+            Err(Fault::Failed(_)) => return Ended::None,
+        };
+        match opened {
+            Ok(events) => self.hear(session, events, pace).await,
+            Err(NoStream::Later(_)) => Ended::Away,
+            Err(NoStream::SessionLost(reason)) => Ended::SessionLost(reason),
+            Err(NoStream::Never(_)) => Ended::None,
+            Err(NoStream::Unclear(_)) if self.is_forgotten(session).await => Ended::SessionLost("404 to a ping"),
+            Err(NoStream::Unclear(_)) => Ended::None,
+        }
+    }
+
+    async fn hear(self: &Arc<Self>, session: &Arc<Session>, mut events: Events, pace: &mut Pace) -> Ended {
+        let opened_at = Instant::now();
+        let mut saved = None;
+        let ended = loop {
+            let event = tokio::select! {
+                event = events.next() => event,
+                () = self.replaced(session) => break Ended::Renewed,
+            };
+            match event {
+                Ok(event) => {
+                    if let Some(retry) = event.retry_ms {
+                        pace.retry = Some(Duration::from_millis(retry).min(PAUSE_MAX));
+                    }
+                    self.take_event(session, event).await;
+                    if saved.is_none_or(|at: Instant| at.elapsed() > RECORD_INTERVAL) && self.moved() {
+                        saved = Some(Instant::now());
+                        self.offer_record();
+                    }
+                }
+                Err(EventsEnd::Broken(_)) => break Ended::Cut,
+                Err(EventsEnd::Oversize) => {
+                    tracing::warn!(server = %self.server().name, "an event on the listening stream was too large; skipped");
+                    // Behind the cursor the same event would come again.
+                    lock(&self.state).kept.last_event_id = None;
+                    break Ended::Cut;
+                }
+            }
+        };
+        if opened_at.elapsed() > STEADY {
+            pace.failures = 0;
+        }
+        if self.moved() {
+            self.offer_record();
+        }
+        ended
+    }
+
+    /// Whether the stream has a cursor that is worth keeping.
+    fn moved(&self) -> bool {
+        lock(&self.state).kept.last_event_id.is_some()
+    }
+
+    async fn take_event(self: &Arc<Self>, session: &Arc<Session>, event: Event) {
+        let id = event.id.as_deref().filter(|id| id.len() <= CURSOR_BYTES_MAX).map(Box::<str>::from);
+        if let Some(data) = message_of(event) {
+            match envelope::batch(&data) {
+                Ok(Some(spans)) => {
+                    for span in spans {
+                        self.take_unasked(session, data.slice(span)).await;
+                    }
+                }
+                Ok(None) => self.take_unasked(session, data).await,
+                Err(_) => tracing::debug!(server = %self.server().name, "an event is no JSON-RPC message; skipped"),
+            }
+        }
+        // The cursor moves after the message was handed on: one that is lost on the way comes again.
+        if let Some(id) = id {
+            lock(&self.state).kept.last_event_id = (!id.is_empty()).then_some(id);
+        }
+    }
+
+    async fn take_unasked(self: &Arc<Self>, session: &Arc<Session>, message: Bytes) {
+        let Ok(scanned) = envelope::scan(&message) else {
+            tracing::debug!(server = %self.server().name, "an event is no JSON-RPC message; skipped");
+            return;
+        };
+        match wire::sort(&scanned, &message) {
+            Sort::Ping => self.answer_ping(session, wire::id_of(&scanned, &message).unwrap_or_default()),
+            Sort::Response => {
+                tracing::debug!(server = %self.server().name, "a response on the listening stream; skipped")
+            }
+            Sort::Message => {
+                if self.notices.tell(Notice::Message(message.clone())).await {
+                    return;
+                }
+                Upstreams::count(&self.upstreams.counters.notices_dropped);
+                if scanned.kind == Kind::Request
+                    && let Some(id) = wire::id_of(&scanned, &message)
+                {
+                    self.refuse_request(session, id);
+                }
+            }
+        }
+    }
+
+    /// Tells the server that its request reached nobody, so that it does not wait.
+    fn refuse_request(self: &Arc<Self>, session: &Arc<Session>, id: &[u8]) {
+        let (http, session) = (Arc::clone(self), Arc::clone(session));
+        let refusal =
+            Bytes::from(envelope::error_message(Some(id), wire::INTERNAL_ERROR, "the client can't be reached", None));
+        tokio::spawn(async move {
+            if tokio::time::timeout(REFUSAL_BOUND, http.post(Some(&session), refusal)).await.is_err() {
+                tracing::debug!(server = %http.server().name, "a request of the server could not be refused in time");
+            }
+        });
+    }
+
+    /// Resolves once `session` is not the link's session any more.
+    async fn replaced(&self, session: &Arc<Session>) {
+        loop {
+            let renewed = self.renewed.notified();
+            tokio::pin!(renewed);
+            renewed.as_mut().enable();
+            if !lock(&self.state).session.as_ref().is_some_and(|current| Arc::ptr_eq(current, session)) {
+                return;
+            }
+            renewed.await;
+        }
+    }
+
+    /// `pause`, up to a quarter longer: sessions that lost a server together should not come back together.
+    fn spread(&self, pause: Duration) -> Duration {
+        let [random, ..] = (self.upstreams.surroundings.entropy)();
+        pause + pause / 4 * u32::from(random) / 255
+    }
+}
+
+/// Waits between two tries at a stream that was cut or a server that is away.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+const PAUSE_DOUBLINGS: u32 = 6;
+
+/// The longest wait before a server that was down from the start is tried again for a listener.
+const OPENING_PAUSE_MAX: Duration = Duration::from_secs(4);
+
+/// When a server that has no listening stream is asked again.
+const REPROBE: Duration = Duration::from_secs(300);
+
+/// A stream that lasted this long was no failure.
+const STEADY: Duration = Duration::from_secs(5);
+
+/// How often a moved cursor is worth a record.
+const RECORD_INTERVAL: Duration = Duration::from_secs(5);
+
+const REFUSAL_BOUND: Duration = Duration::from_secs(5);
+const CURSOR_BYTES_MAX: usize = 1024;

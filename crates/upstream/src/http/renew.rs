@@ -1,0 +1,257 @@
+//! Making an upstream session: the first time, late, or again (U4, U8).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use mainstay_core::resume::UpstreamId;
+use mainstay_core::wire::envelope;
+use tokio::time::timeout;
+
+use super::post::Unanswered;
+use super::{Http, Session, State, Step, Tries, is_initialized};
+use crate::failure::Failure;
+use crate::handshake::{self, NotOpened, Opened};
+use crate::notice::{Lists, Notice};
+use crate::upstreams::Upstreams;
+use crate::wire::{self, lock};
+
+/// Why a session is wanted.
+pub(super) enum Cause {
+    /// The client initializes.
+    Begin,
+    /// Something is to be sent, and there is none yet, or it has not been told `initialized`.
+    Use,
+    /// The server does not know this one any more.
+    Lost(Arc<Session>, &'static str),
+}
+
+impl Http {
+    /// The session, made or made ready first if need be.
+    pub(super) async fn session(self: &Arc<Self>) -> Result<Arc<Session>, Failure> {
+        {
+            let state = lock(&self.state);
+            if state.kept.ended {
+                return Err(self.ended());
+            }
+            if let Some(session) = ready(&state) {
+                return Ok(session);
+            }
+        }
+        self.establish(Cause::Use).await
+    }
+
+    /// Another session in place of `lost`; one flight for all who ask.
+    pub(super) async fn renew(
+        self: &Arc<Self>,
+        lost: &Arc<Session>,
+        reason: &'static str,
+    ) -> Result<Arc<Session>, Failure> {
+        self.establish(Cause::Lost(Arc::clone(lost), reason)).await
+    }
+
+    /// Makes a session for `cause`. The work is a task of its own: a caller that goes away in the middle must not leave
+    /// an upstream session behind that nobody knows.
+    pub(super) async fn establish(self: &Arc<Self>, cause: Cause) -> Result<Arc<Session>, Failure> {
+        let this = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let found = || {
+                let state = lock(&this.state);
+                match &cause {
+                    Cause::Begin | Cause::Use => ready(&state),
+                    Cause::Lost(lost, _) => ready(&state).filter(|session| !Arc::ptr_eq(session, lost)),
+                }
+            };
+            this.flight.join(found, Box::pin(this.make(&cause))).await
+        });
+        // The task ends early only with the runtime.
+        task.await.unwrap_or_else(|_| Err(self.ended()))
+    }
+
+    async fn make(self: &Arc<Self>, cause: &Cause) -> Result<Arc<Session>, Failure> {
+        let (params, confirmed, existing) = {
+            let state = lock(&self.state);
+            if state.kept.ended {
+                return Err(self.ended());
+            }
+            (state.kept.handshake.params.clone(), state.kept.handshake.confirmed, state.session.clone())
+        };
+        let mut reason = match (cause, existing) {
+            (Cause::Begin | Cause::Use, Some(session)) => match self.say_initialized(&session).await {
+                Ok(()) => return Ok(session),
+                Err(Step::SessionLost { reason, .. }) => Some(format!("the server answered {reason} to its session")),
+                Err(step) => return Err(self.failure_of(step)),
+            },
+            (Cause::Begin | Cause::Use, None) => None,
+            (Cause::Lost(_, reason), _) => Some(format!("the server answered {reason} to its session")),
+        };
+        let bound = self.server().handshake_bound;
+        let hung = || self.unreachable("it did not answer `initialize` in time".into());
+        let (opened, id) = timeout(bound, self.initialize(&params)).await.map_err(|_| hung())??;
+        let session = Arc::new(Session::new(id, &opened.version, false));
+        if confirmed && let Err(step) = self.say_initialized(&session).await {
+            self.discard(&session).await;
+            return Err(self.failure_of(step));
+        }
+        let lists = match confirmed {
+            true => {
+                self.replay(&session).await;
+                self.compare_lists(&session).await
+            }
+            false => Lists::Unknown,
+        };
+        if reason.is_none() && lock(&self.state).kept.take_stale() {
+            reason = Some("the definition of the server has changed".to_owned());
+        }
+        if !self.install(&session, &opened, reason.as_deref()) {
+            self.discard(&session).await;
+            return Err(self.ended());
+        }
+        self.announce(cause, opened, reason, lists).await;
+        Ok(session)
+    }
+
+    /// The handshake's first half, with the client's own parameters and without any session id.
+    async fn initialize(self: &Arc<Self>, params: &[u8]) -> Result<(Opened, Option<UpstreamId>), Failure> {
+        let mut tries = Tries::default();
+        loop {
+            match self.ask(None, "initialize", Some(params)).await {
+                Ok(own) => return Ok((self.read_opened(&own.id, &own.response)?, own.session_id)),
+                Err(Unanswered::Away(cause)) => {
+                    if !tries.wait(self.server().patience).await {
+                        return Err(self.unreachable(cause));
+                    }
+                }
+                Err(Unanswered::Failed(Failure::Unauthorized { server })) => {
+                    if tries.refreshed || !self.destination.refresh(&*self.upstreams.surroundings.environment)? {
+                        return Err(Failure::Unauthorized { server });
+                    }
+                    tries.refreshed = true;
+                }
+                Err(Unanswered::Failed(failure)) => return Err(failure),
+                Err(Unanswered::SessionLost) => {
+                    return Err(self.protocol("it lost a session that it was not asked for"));
+                }
+            }
+        }
+    }
+
+    fn read_opened(&self, id: &[u8], response: &bytes::Bytes) -> Result<Opened, Failure> {
+        handshake::opened(id, response).map_err(|not| match not {
+            NotOpened::Refused(error) => Failure::HandshakeRefused { server: self.server().name.clone(), error },
+            NotOpened::Malformed(problem) => self.protocol(problem),
+        })
+    }
+
+    /// Sends `initialized`, once per session. Sent again if it may not have arrived: it changes nothing twice.
+    async fn say_initialized(self: &Arc<Self>, session: &Arc<Session>) -> Result<(), Step> {
+        let mut tries = Tries::default();
+        while !is_initialized(session) {
+            match self.deliver(session, wire::initialized()).await {
+                Ok(()) => session.initialized.store(true, Ordering::Release),
+                Err(Step::NotExecuted(cause) | Step::Unavailable(cause) | Step::Ambiguous(cause)) => {
+                    if !tries.wait(self.server().patience).await {
+                        return Err(Step::NotExecuted(cause));
+                    }
+                }
+                Err(step) => return Err(step),
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings a new session to where the old one was: log level and subscriptions. A refusal is the server's choice.
+    async fn replay(self: &Arc<Self>, session: &Arc<Session>) {
+        let requests = {
+            let state = lock(&self.state);
+            handshake::replay(state.kept.handshake.log_level.as_deref(), &state.kept.handshake.subscriptions)
+        };
+        let replayed = timeout(REPLAY_BOUND, async {
+            for (method, params) in requests {
+                if self.ask(Some(session), method, Some(&params)).await.is_err() {
+                    tracing::debug!(server = %self.server().name, method, "replaying a setting failed");
+                }
+            }
+        });
+        if replayed.await.is_err() {
+            tracing::warn!(server = %self.server().name, "settings could not be replayed in time");
+        }
+    }
+
+    /// Whether the server still lists what the client was told. Asks only if the client ever asked.
+    async fn compare_lists(self: &Arc<Self>, session: &Arc<Session>) -> Lists {
+        if !lock(&self.state).kept.catalogue.is_known() {
+            return Lists::Unknown;
+        }
+        let asked = timeout(LISTS_BOUND, self.ask(Some(session), "tools/list", None)).await;
+        let Ok(Ok(own)) = asked else { return Lists::Unknown };
+        let result = envelope::scan(&own.response).ok().and_then(|envelope| envelope.result);
+        let Some(page) = result.map(|span| self.upstreams.pages.page(&own.response[span])) else {
+            return Lists::Unknown;
+        };
+        let catalogue = &mut lock(&self.state).kept.catalogue;
+        let lists = catalogue.compare(&page);
+        catalogue.observe(page, true);
+        lists
+    }
+
+    /// Puts the session in its place. False if the link has ended meanwhile.
+    fn install(&self, session: &Arc<Session>, opened: &Opened, reason: Option<&str>) -> bool {
+        let mut state = lock(&self.state);
+        if state.kept.ended {
+            return false;
+        }
+        state.kept.open(&self.upstreams, opened);
+        if let Some(reason) = reason {
+            state.kept.remake(reason);
+        }
+        state.session = Some(Arc::clone(session));
+        true
+    }
+
+    async fn announce(&self, cause: &Cause, opened: Opened, reason: Option<String>, lists: Lists) {
+        self.renewed.notify_waiters();
+        if let Some(record) = self.record() {
+            self.notices.tell(Notice::Record(Box::new(record))).await;
+        }
+        if let Cause::Use = cause {
+            self.notices.tell(Notice::Opened(Box::new(opened))).await;
+        }
+        if let Some(reason) = reason {
+            Upstreams::count(&self.upstreams.counters.remade);
+            let key = lock(&self.state).kept.handshake.key;
+            tracing::info!(server = %self.server().name, session = ?key, reason, "upstream session made again");
+            self.notices.tell(Notice::Remade { reason: reason.into(), lists_changed: lists }).await;
+        }
+    }
+
+    /// Gives up a session that will not be used.
+    async fn discard(&self, session: &Session) {
+        if let Some(owed) = self.delete(session).await
+            && !self.notices.tell(Notice::Owed(Box::new(owed))).await
+        {
+            tracing::warn!(server = %self.server().name, "owed delete of an unused session could not be handed over");
+        }
+    }
+
+    fn failure_of(&self, step: Step) -> Failure {
+        match step {
+            Step::NotExecuted(cause) | Step::Unavailable(cause) | Step::Ambiguous(cause) => self.unreachable(cause),
+            Step::SessionLost { .. } => Failure::LostAgain { server: self.server().name.clone() },
+            Step::Unauthorized => Failure::Unauthorized { server: self.server().name.clone() },
+            Step::Failed(failure) => failure,
+            Step::Done(_) => self.protocol("it answered a notification"),
+        }
+    }
+}
+
+fn ready(state: &State) -> Option<Arc<Session>> {
+    let session = state.session.as_ref()?;
+    (is_initialized(session) || !state.kept.handshake.confirmed).then(|| Arc::clone(session))
+}
+
+/// How long the settings of a session may take to be made again.
+const REPLAY_BOUND: Duration = Duration::from_secs(5);
+
+/// How long a re-made server may take to list its tools before nobody waits for the comparison.
+const LISTS_BOUND: Duration = Duration::from_secs(1);

@@ -1,0 +1,34 @@
+//! Mainstay's way to the servers.
+//!
+//! This crate reaches: a [`Link`] is one client session's way to one MCP server, over HTTP or to a child that the keeper
+//! holds. It recovers what can be recovered, repeats only what cannot be executed twice, and otherwise says precisely
+//! what is known ([`Failure::outcome`]). It knows no store and serves nobody: what must be remembered goes out as
+//! [`Notice`]s.
+
+pub use call::{Answer, AnswerStream, Call, Incoming};
+pub use child::{ALLOWED_VARIABLES, Label, parse_label};
+pub use failure::{ExitStatus, Failure, Outcome};
+pub use handshake::{Handshake, Opened};
+pub use link::{Ending, Link, Listening};
+pub use notice::{Lists, Notice};
+pub use server::{Reach, Server};
+pub use settle::{SETTLE_BOUND, Settled, settle};
+pub use template::{Environment, Secret, Template, TemplateError};
+pub use upstreams::{Counts, Surroundings, Upstreams};
+
+mod call;
+mod catalogue;
+mod child;
+mod dialect;
+mod failure;
+mod flight;
+mod handshake;
+mod http;
+mod kept;
+mod link;
+mod notice;
+mod server;
+mod settle;
+mod template;
+mod upstreams;
+mod wire;

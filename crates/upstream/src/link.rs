@@ -1,0 +1,226 @@
+//! A client session's way to a server, whichever way it leads.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use mainstay_core::call::RoutedId;
+use mainstay_core::resume::{OwedDelete, ResumeRecord};
+use mainstay_keeper::client::Held;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::call::{Answer, AnswerStream, Call};
+use crate::child::Child;
+use crate::failure::Failure;
+use crate::handshake::{Handshake, Opened};
+use crate::http::Http;
+use crate::notice::Notice;
+use crate::server::{Reach, Server};
+use crate::upstreams::Upstreams;
+
+/// One client session's way to one server. It owns the instance (upstream session or child), and makes it again when
+/// it is lost: one flight for all calls that wait (U4, C5).
+///
+/// Dropping a link sends nothing and stops nothing: what it held waits for a later worker.
+pub struct Link(Way);
+
+enum Way {
+    Http(Arc<Http>),
+    Child(Arc<Child>),
+}
+
+/// How a link ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The session is over: the upstream session is deleted, the child ended.
+    Delete,
+    /// The worker goes: a later one takes the instance up again.
+    KeepForResume,
+}
+
+impl Link {
+    /// Opens a new instance with the client's own `initialize`.
+    ///
+    /// If the future is dropped, the handshake is finished behind it and the instance ended again; a DELETE that fails
+    /// then comes as [`Notice::Owed`].
+    ///
+    /// # Errors
+    /// [`Failure::Unreachable`] if the server is not there for now (refused, hung, 5xx; after `patience` or
+    /// `handshake_bound`); anything else is definitive. Nothing is left behind.
+    pub async fn open(
+        upstreams: &Arc<Upstreams>,
+        server: &Arc<Server>,
+        handshake: Handshake,
+        notices: mpsc::Sender<Notice>,
+    ) -> Result<(Arc<Self>, Opened), Failure> {
+        let link = Self::restore(upstreams, server, handshake, None, None, notices.clone());
+        let (sender, receiver) = oneshot::channel();
+        let name = server.name.clone();
+        tokio::spawn(async move {
+            let opened = match &link.0 {
+                Way::Http(http) => Box::pin(http.open()).await,
+                Way::Child(child) => Box::pin(child.open()).await,
+            };
+            let outcome = opened.map(|opened| (Arc::clone(&link), opened));
+            if let Err(Ok((link, _))) = sender.send(outcome)
+                && let Some(owed) = link.end(Ending::Delete).await
+                && notices.send(Notice::Owed(Box::new(owed))).await.is_err()
+            {
+                tracing::warn!("owed delete of an abandoned session could not be handed over");
+            }
+        });
+        // The task ends without an answer only with the runtime.
+        receiver.await.unwrap_or(Err(Failure::Ended { server: name }))
+    }
+
+    /// Takes up the instance of an earlier worker, without any traffic: the first use resumes it.
+    ///
+    /// Without a record an HTTP server counts as not opened yet (it was down at `initialize`), and is opened at the
+    /// first use. A record that was made for another definition of the server is dropped with an owed delete (U2).
+    /// `held` is the child that the keeper kept for the session, found by [`parse_label`](crate::parse_label).
+    ///
+    /// Must be called within a tokio runtime.
+    pub fn restore(
+        upstreams: &Arc<Upstreams>,
+        server: &Arc<Server>,
+        handshake: Handshake,
+        record: Option<ResumeRecord>,
+        held: Option<Held>,
+        notices: mpsc::Sender<Notice>,
+    ) -> Arc<Self> {
+        Arc::new(Self(match &server.reach {
+            Reach::Http { .. } => Way::Http(Http::new(upstreams, server, handshake, record, notices)),
+            Reach::Child { .. } => Way::Child(Child::new(upstreams, server, handshake, (record, held), notices)),
+        }))
+    }
+
+    /// The client has said `initialized`: the server is told so, once per upstream session or child.
+    pub async fn confirm(&self) {
+        match &self.0 {
+            Way::Http(http) => http.confirm().await,
+            Way::Child(child) => child.confirm().await,
+        }
+    }
+
+    /// Sends one request and returns its answer, as far as it has come. The fast case, one JSON answer over HTTP, makes
+    /// no channel and no task.
+    ///
+    /// # Errors
+    /// See [`Failure`]; its [`outcome`](Failure::outcome) says what is known of the execution.
+    pub async fn call(&self, call: Call) -> Result<Answer, Failure> {
+        match &self.0 {
+            Way::Http(http) => http.call(call).await,
+            Way::Child(child) => child.call(call).await,
+        }
+    }
+
+    /// Sends a notification, or the answer to a request of the server. Ids in it are the server's own.
+    ///
+    /// # Errors
+    /// It did not arrive, or ([`Failure::OutcomeUnknown`]) may not have.
+    pub async fn send(&self, message: Bytes) -> Result<(), Failure> {
+        match &self.0 {
+            Way::Http(http) => http.send(message).await,
+            Way::Child(child) => child.send(message).await,
+        }
+    }
+
+    /// The answer to a call that an earlier worker sent to a child: one that is parked here, or one still to come (R1a,
+    /// C8). `None` if there can be none.
+    pub fn rejoin(&self, id: &RoutedId) -> Option<Answer> {
+        match &self.0 {
+            Way::Http(_) => None,
+            Way::Child(child) => child.rejoin(id),
+        }
+    }
+
+    /// Goes on with a call that an earlier worker sent to an HTTP server, behind the event that
+    /// [`AnswerStream::last_event_id`] named then (R4). `None` for children, whose calls are [rejoined](Self::rejoin).
+    /// `call` must be the one that was sent: it may be repeated if that is safe.
+    ///
+    /// # Errors
+    /// There is no session to go on in. Later failures come from the stream.
+    pub async fn resume(&self, call: Call, last_event_id: &str) -> Result<Option<AnswerStream>, Failure> {
+        match &self.0 {
+            Way::Http(http) => http.resume(call, last_event_id).await.map(Some),
+            Way::Child(_) => Ok(None),
+        }
+    }
+
+    /// Keeps the server's listening stream open as long as the guard lives (U9). A child needs none.
+    pub fn listen(self: &Arc<Self>) -> Listening {
+        if let Way::Http(http) = &self.0 {
+            http.listen();
+        }
+        Listening(Arc::clone(self))
+    }
+
+    /// Ends the link; calls in flight fail, later ones are [`Failure::Ended`]. Takes at most
+    /// [`SETTLE_BOUND`](crate::SETTLE_BOUND).
+    ///
+    /// With [`Ending::Delete`], returns the DELETE that is still owed. With [`Ending::KeepForResume`] nothing is sent
+    /// to the server; [`record`](Self::record) is what the next worker needs.
+    pub async fn end(&self, ending: Ending) -> Option<OwedDelete> {
+        let delete = ending == Ending::Delete;
+        match &self.0 {
+            Way::Http(http) => http.end(delete).await,
+            Way::Child(child) => {
+                child.end(delete).await;
+                None
+            }
+        }
+    }
+
+    /// What a later worker needs to go on; `None` before the server has answered.
+    pub fn record(&self) -> Option<ResumeRecord> {
+        match &self.0 {
+            Way::Http(http) => http.record(),
+            Way::Child(child) => child.record(),
+        }
+    }
+
+    /// Whether the server has answered `initialize` for this session.
+    pub fn opened(&self) -> bool {
+        match &self.0 {
+            Way::Http(http) => http.opened(),
+            Way::Child(child) => child.opened(),
+        }
+    }
+
+    /// Remembers the log level that the server has accepted, to set it again after a loss.
+    pub fn remember_level(&self, level: &str) {
+        match &self.0 {
+            Way::Http(http) => http.remember_level(level),
+            Way::Child(child) => child.remember_level(level),
+        }
+    }
+
+    /// Remembers that the server has accepted a subscription to `uri`, or its end.
+    pub fn remember_subscription(&self, uri: &str, subscribed: bool) {
+        match &self.0 {
+            Way::Http(http) => http.remember_subscription(uri, subscribed),
+            Way::Child(child) => child.remember_subscription(uri, subscribed),
+        }
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Way::Http(http) => fmt::Debug::fmt(http, f),
+            Way::Child(child) => fmt::Debug::fmt(child, f),
+        }
+    }
+}
+
+/// Somebody who wants what the server says unasked. Dropping it closes the listening stream if it was the last one.
+#[derive(Debug)]
+pub struct Listening(Arc<Link>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        if let Way::Http(http) = &self.0.0 {
+            http.unlisten();
+        }
+    }
+}

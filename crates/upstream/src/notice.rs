@@ -1,0 +1,68 @@
+//! What a link says unasked.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use mainstay_core::resume::{OwedDelete, ResumeRecord};
+use tokio::sync::mpsc;
+
+use crate::handshake::Opened;
+
+/// Something that a session must hear although it asked nothing. Small, so that a waiting channel costs little.
+#[derive(Debug)]
+pub enum Notice {
+    /// A message of the server that belongs to no call: for the session's listening stream.
+    Message(Bytes),
+    /// What a later worker needs has changed. A hint; only the newest one counts.
+    Record(Box<ResumeRecord>),
+    /// A DELETE that is owed from now on.
+    Owed(Box<OwedDelete>),
+    /// The server's session or process was made again, and its state is lost (U6).
+    Remade {
+        /// Why.
+        reason: Box<str>,
+        /// Whether its lists are still what the client was told.
+        lists_changed: Lists,
+    },
+    /// A server that was down when the session began has answered now (U8).
+    Opened(Box<Opened>),
+}
+
+/// How a server's tools compare with those that the client was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lists {
+    /// They are the same.
+    Same,
+    /// They differ.
+    Changed,
+    /// Nobody asked before, or the server did not answer in time.
+    Unknown,
+}
+
+/// The sending side of a link's notices. The receiver's absence is no fault: the session may be over.
+#[derive(Debug)]
+pub(crate) struct Notices(mpsc::Sender<Notice>);
+
+impl Notices {
+    pub(crate) fn new(sender: mpsc::Sender<Notice>) -> Self {
+        Self(sender)
+    }
+
+    /// Hands over what must arrive. Waits for room up to a bound, so that a receiver which waits for this very link
+    /// can't hang with it. False if it did not get there.
+    pub(crate) async fn tell(&self, notice: Notice) -> bool {
+        match self.0.try_send(notice) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Closed(_)) => false,
+            Err(mpsc::error::TrySendError::Full(notice)) => self.0.send_timeout(notice, NOTICE_WAIT_MAX).await.is_ok(),
+        }
+    }
+
+    /// Hands over what may be lost. False if there was no room.
+    pub(crate) fn offer(&self, notice: Notice) -> bool {
+        self.0.try_send(notice).is_ok()
+    }
+}
+
+/// How long a notice may wait for room.
+const NOTICE_WAIT_MAX: Duration = Duration::from_secs(2);

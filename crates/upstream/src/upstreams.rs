@@ -1,0 +1,330 @@
+//! What all links of a worker share: connections, custody of the children, and the surroundings.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Response, Uri};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error as ClientError};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use mainstay_core::id::ServerName;
+use mainstay_core::time::Timestamp;
+use mainstay_keeper::client::Custody;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::catalogue::Pages;
+use crate::failure::Failure;
+use crate::server::{Reach, Server};
+use crate::template::Environment;
+use crate::wire::lock;
+
+/// What a worker gives to its links.
+pub struct Surroundings {
+    /// The way to the children; `None` where there is no keeper, and then there are no children.
+    pub custody: Option<Custody>,
+    /// Where variables of headers and environments come from.
+    pub environment: Arc<dyn Environment>,
+    /// The wall clock.
+    pub now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
+    /// Random bits, for the markers of children.
+    pub entropy: Arc<dyn Fn() -> [u8; 16] + Send + Sync>,
+    /// The counter of the worker's epoch: ids of calls with a lower one are an earlier worker's.
+    pub epoch: u64,
+}
+
+/// The shared part of all links. One per worker.
+pub struct Upstreams {
+    pub(crate) surroundings: Surroundings,
+    pub(crate) pages: Pages,
+    pub(crate) counters: Counters,
+    plain: Client<HttpConnector, Full<Bytes>>,
+    /// Made when the first `https` server is reached: reading the system's certificates takes its time.
+    tls: OnceLock<Result<Client<HttpsConnector<HttpConnector>, Full<Bytes>>, Box<str>>>,
+    hosts: Mutex<HashMap<Box<str>, Arc<Semaphore>>>,
+    destinations: Mutex<HashMap<ServerName, Arc<Destination>>>,
+    texts: Mutex<VecDeque<Bytes>>,
+    own_requests: AtomicU64,
+}
+
+/// Running totals since the worker began.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) remade: AtomicU64,
+    pub(crate) repeated: AtomicU64,
+    pub(crate) unknown: AtomicU64,
+    pub(crate) notices_dropped: AtomicU64,
+}
+
+/// Running totals since the worker began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Upstream sessions and children that were made again (U6).
+    pub remade: u64,
+    /// Calls that were sent a second time because they are safe or were refused before execution.
+    pub repeated: u64,
+    /// Calls whose outcome is unknown.
+    pub unknown: u64,
+    /// Messages of servers that found no room on their way to a session.
+    pub notices_dropped: u64,
+}
+
+/// How sending a request failed.
+#[derive(Debug)]
+pub(crate) enum SendError {
+    /// Not a byte of it went out.
+    NeverSent(Box<str>),
+    /// It may have gone out.
+    Lost(Box<str>),
+}
+
+impl Upstreams {
+    /// The shared part, without any connection yet.
+    pub fn new(surroundings: Surroundings) -> Arc<Self> {
+        let plain = client_builder().build(connector());
+        Arc::new(Self {
+            surroundings,
+            pages: Pages::default(),
+            counters: Counters::default(),
+            plain,
+            tls: OnceLock::new(),
+            hosts: Mutex::default(),
+            destinations: Mutex::default(),
+            texts: Mutex::default(),
+            own_requests: AtomicU64::new(0),
+        })
+    }
+
+    /// Totals so far.
+    pub fn counts(&self) -> Counts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            remade: read(&self.counters.remade),
+            repeated: read(&self.counters.repeated),
+            unknown: read(&self.counters.unknown),
+            notices_dropped: read(&self.counters.notices_dropped),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        (self.surroundings.now)()
+    }
+
+    /// The raw id of the next request that is a link's own. No routed id looks like it, and none comes twice.
+    pub(crate) fn own_id(&self) -> Bytes {
+        let number = self.own_requests.fetch_add(1, Ordering::Relaxed);
+        Bytes::from(format!("\"mainstay.{}.{number}\"", self.surroundings.epoch))
+    }
+
+    pub(crate) fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sends one request over a pooled connection.
+    pub(crate) async fn send(&self, request: http::Request<Full<Bytes>>) -> Result<Response<Incoming>, SendError> {
+        let sent = if request.uri().scheme() == Some(&http::uri::Scheme::HTTPS) {
+            match self.tls.get_or_init(tls_client) {
+                Ok(client) => client.request(request),
+                Err(cause) => return Err(SendError::NeverSent(cause.clone())),
+            }
+        } else {
+            self.plain.request(request)
+        };
+        sent.await.map_err(|error| {
+            let cause = describe(&error);
+            if never_sent(&error) { SendError::NeverSent(cause) } else { SendError::Lost(cause) }
+        })
+    }
+
+    /// Where `server` is, made once per definition.
+    pub(crate) fn destination(&self, server: &Arc<Server>) -> Arc<Destination> {
+        let mut destinations = lock(&self.destinations);
+        match destinations.get(&server.name) {
+            Some(known) if Arc::ptr_eq(&known.server, server) => Arc::clone(known),
+            Some(_) | None => {
+                let calls = self.host(server.url());
+                let destination = Arc::new(Destination::new(Arc::clone(server), calls));
+                destinations.insert(server.name.clone(), Arc::clone(&destination));
+                destination
+            }
+        }
+    }
+
+    /// The bound of calls in flight to the host of `url`.
+    pub(crate) fn host(&self, url: Option<&Uri>) -> Arc<Semaphore> {
+        let authority = url.and_then(|url| url.authority()).map_or("", |authority| authority.as_str());
+        let mut hosts = lock(&self.hosts);
+        if let Some(calls) = hosts.get(authority) {
+            return Arc::clone(calls);
+        }
+        // Hosts that no server is on any more must not pile up over many reloads.
+        hosts.retain(|_, calls| Arc::strong_count(calls) > 1);
+        let calls = Arc::new(Semaphore::new(CALLS_PER_HOST_MAX));
+        hosts.insert(authority.into(), Arc::clone(&calls));
+        calls
+    }
+
+    /// `bytes`, or an equal text that another link keeps already. Sessions of one server differ little in what their
+    /// clients said and are told.
+    pub(crate) fn share(&self, bytes: &Bytes) -> Bytes {
+        let mut texts = lock(&self.texts);
+        if let Some(known) = texts.iter().find(|known| *known == bytes) {
+            return known.clone();
+        }
+        // A copy, since a slice would keep the whole message alive.
+        let text = Bytes::copy_from_slice(bytes);
+        texts.push_back(text.clone());
+        if texts.len() > TEXTS_SHARED_MAX {
+            texts.pop_front();
+        }
+        text
+    }
+}
+
+/// One definition of a server, with what was worked out from it.
+pub(crate) struct Destination {
+    pub(crate) server: Arc<Server>,
+    pub(crate) fingerprint: [u8; 32],
+    pub(crate) calls: Arc<Semaphore>,
+    resolved: ArcSwapOption<Resolved>,
+}
+
+/// The headers of every request to a server, secrets included, for a while.
+pub(crate) struct Resolved {
+    headers: HeaderMap,
+    at: Instant,
+}
+
+impl Destination {
+    fn new(server: Arc<Server>, calls: Arc<Semaphore>) -> Self {
+        let fingerprint = server.fingerprint();
+        Self { server, fingerprint, calls, resolved: ArcSwapOption::empty() }
+    }
+
+    /// The headers of a POST. Resolved at most [`RESOLVED_FOR`] ago.
+    pub(crate) fn headers(&self, environment: &dyn Environment) -> Result<HeaderMap, Failure> {
+        if let Some(resolved) = &*self.resolved.load()
+            && resolved.at.elapsed() < RESOLVED_FOR
+        {
+            return Ok(resolved.headers.clone());
+        }
+        Ok(self.resolve(environment)?.0)
+    }
+
+    /// Resolves the headers anew after the server refused them. Whether they are others now.
+    pub(crate) fn refresh(&self, environment: &dyn Environment) -> Result<bool, Failure> {
+        Ok(self.resolve(environment)?.1)
+    }
+
+    fn resolve(&self, environment: &dyn Environment) -> Result<(HeaderMap, bool), Failure> {
+        let headers = configured_headers(&self.server, environment)?;
+        let changed = self.resolved.load().as_ref().is_none_or(|known| known.headers != headers);
+        self.resolved.store(Some(Arc::new(Resolved { headers: headers.clone(), at: Instant::now() })));
+        Ok((headers, changed))
+    }
+}
+
+/// The headers of a POST to `server`, resolved now.
+pub(crate) fn configured_headers(server: &Server, environment: &dyn Environment) -> Result<HeaderMap, Failure> {
+    let mut headers = HeaderMap::with_capacity(HEADERS_EXPECTED);
+    headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let configured = match &server.reach {
+        Reach::Http { headers, .. } => headers.as_slice(),
+        Reach::Child { .. } => &[],
+    };
+    for (name, template) in configured {
+        let value = template.resolve(environment).map_err(|error| unusable(server, &error))?;
+        let value = HeaderValue::from_str(value.reveal());
+        let mut value =
+            value.map_err(|_| unusable(server, &format!("the value of header `{name}` is not allowed in one")))?;
+        value.set_sensitive(true);
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+/// That the definition of `server` can't be used, and why.
+pub(crate) fn unusable(server: &Server, problem: &dyn std::fmt::Display) -> Failure {
+    Failure::Configuration { server: server.name.clone(), problem: problem.to_string().into() }
+}
+
+fn connector() -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.enforce_http(false);
+    connector.set_connect_timeout(Some(CONNECT_BOUND));
+    // A call may rest for hours; a host that vanished must be noticed all the same.
+    connector.set_keepalive(Some(KEEPALIVE));
+    connector.set_keepalive_interval(Some(KEEPALIVE));
+    connector.set_keepalive_retries(Some(KEEPALIVE_TRIES));
+    connector
+}
+
+fn client_builder() -> hyper_util::client::legacy::Builder {
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder.pool_timer(TokioTimer::new()).pool_idle_timeout(POOL_IDLE).pool_max_idle_per_host(CALLS_PER_HOST_MAX);
+    builder
+}
+
+fn tls_client() -> Result<Client<HttpsConnector<HttpConnector>, Full<Bytes>>, Box<str>> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = HttpsConnectorBuilder::new().with_provider_and_native_roots(provider);
+    let builder =
+        builder.map_err(|error| format!("no certificate authorities are installed: {error}").into_boxed_str())?;
+    Ok(client_builder().build(builder.https_only().enable_http1().wrap_connector(connector())))
+}
+
+/// Whether no byte of the request can have reached the peer: no connection was made, or the connection ended before
+/// the request was begun.
+fn never_sent(error: &ClientError) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<hyper::Error>());
+    error.is_connect() || source.is_some_and(hyper::Error::is_canceled)
+}
+
+/// What an error and its causes say, in one line.
+pub(crate) fn describe(error: &dyn std::error::Error) -> Box<str> {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    for _ in 0..CAUSES_MAX {
+        let Some(cause) = source else { break };
+        let said = cause.to_string();
+        if !text.ends_with(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        source = cause.source();
+    }
+    text.into_boxed_str()
+}
+
+/// Calls in flight to one host; each is a connection.
+const CALLS_PER_HOST_MAX: usize = 4096;
+
+/// How long an idle connection is kept. Node and uvicorn close theirs after five seconds, and a request that crosses
+/// with the close is lost.
+const POOL_IDLE: Duration = Duration::from_secs(3);
+
+/// How long making a connection may take.
+const CONNECT_BOUND: Duration = Duration::from_secs(5);
+
+/// When, how often and how many times a silent connection is probed.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+const KEEPALIVE_TRIES: u32 = 3;
+
+/// How long resolved headers are used before they are resolved again.
+const RESOLVED_FOR: Duration = Duration::from_secs(60);
+
+const HEADERS_EXPECTED: usize = 8;
+const CAUSES_MAX: usize = 4;
+
+/// Texts that are kept once for all sessions.
+const TEXTS_SHARED_MAX: usize = 64;
