@@ -153,7 +153,7 @@ impl Store {
     /// # Errors
     ///
     /// As [`find`](Self::find).
-    pub async fn find_ref(&self, session_ref: SessionRef) -> Result<Vec<Stored>, StoreError> {
+    pub async fn find_ref(&self, session_ref: SessionRef) -> Result<Vec<(SessionKey, Stored)>, StoreError> {
         match self {
             Self::Sqlite(store) => store.find_ref(session_ref).await,
             Self::Memory(store) => Ok(store.find_ref(session_ref)),

@@ -67,10 +67,10 @@ impl MemoryStore {
         self.read().find(key)
     }
 
-    pub(crate) fn find_ref(&self, session_ref: SessionRef) -> Vec<Stored> {
+    pub(crate) fn find_ref(&self, session_ref: SessionRef) -> Vec<(SessionKey, Stored)> {
         let tables = self.read();
         let keys = tables.keys_from(first_key(session_ref)).take_while(|key| key.session_ref() == session_ref);
-        keys.take(REF_MATCHES_MAX).map(|key| tables.find(key)).collect()
+        keys.take(REF_MATCHES_MAX).map(|key| (key, tables.find(key))).collect()
     }
 
     pub(crate) fn resume_record(&self, key: SessionKey) -> Option<ResumeRecord> {

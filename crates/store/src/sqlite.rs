@@ -86,7 +86,7 @@ impl SqliteStore {
         self.read(move |reader| reader.find(key)).await
     }
 
-    pub(crate) async fn find_ref(&self, session_ref: SessionRef) -> Result<Vec<Stored>, StoreError> {
+    pub(crate) async fn find_ref(&self, session_ref: SessionRef) -> Result<Vec<(SessionKey, Stored)>, StoreError> {
         self.read(move |reader| reader.find_ref(session_ref)).await
     }
 
@@ -173,5 +173,5 @@ fn start(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()
 }
 
 /// How many jobs wait for the writer. A commit that finds more waits; a hint is dropped.
-const JOBS_QUEUED_MAX: usize = 8192;
+pub(crate) const JOBS_QUEUED_MAX: usize = 8192;
 const READS_QUEUED_MAX: usize = 8192;

@@ -55,9 +55,10 @@ impl Reader {
         })
     }
 
-    pub(super) fn find_ref(&mut self, session_ref: SessionRef) -> rusqlite::Result<Vec<Stored>> {
+    pub(super) fn find_ref(&mut self, session_ref: SessionRef) -> rusqlite::Result<Vec<(SessionKey, Stored)>> {
         let keys = self.keys_from(first_key(session_ref), REF_MATCHES_MAX)?;
-        keys.into_iter().filter(|key| key.session_ref() == session_ref).map(|key| self.find(key)).collect()
+        let matching = keys.into_iter().filter(|key| key.session_ref() == session_ref);
+        matching.map(|key| Ok((key, self.find(key)?))).collect()
     }
 
     pub(super) fn resume_record(&mut self, key: SessionKey) -> rusqlite::Result<Option<ResumeRecord>> {
