@@ -1,5 +1,9 @@
 //! The program as people and scripts meet it: real processes, exit codes, files, the admin port.
-#![expect(clippy::disallowed_methods, reason = "bounded waits for real processes")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    reason = "a test of real processes: bounded waits, and any failure fails it"
+)]
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

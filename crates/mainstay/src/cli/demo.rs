@@ -112,4 +112,4 @@ impl Told<'_> {
 /// What the gateway calls the demo server: `serve -- CMD` names it after the program.
 const SERVER: &str = "mainstay";
 /// The walk takes a few seconds.
-const WALK_BOUND: Duration = Duration::from_secs(120);
+const WALK_BOUND: Duration = Duration::from_secs(60);
