@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use aws_lc_rs::digest;
 use mainstay_core::wire::envelope;
 
-use crate::notice::Lists;
+use crate::notice::ListsChanged;
 use crate::wire::lock;
 
 /// One page of a `tools/list` answer. Shared by all sessions that were told the same.
@@ -45,12 +45,12 @@ impl Catalogue {
     }
 
     /// How a new first page compares.
-    pub(crate) fn compare(&self, page: &Page) -> Lists {
+    pub(crate) fn compare(&self, page: &Page) -> ListsChanged {
         match self.0.first() {
-            None => Lists::Unknown,
-            Some(known) if known.digest != page.digest => Lists::Changed,
-            Some(known) if known.more => Lists::Unknown,
-            Some(_) => Lists::Same,
+            None => ListsChanged::Unknown,
+            Some(known) if known.digest != page.digest => ListsChanged::Changed,
+            Some(known) if known.more => ListsChanged::Unknown,
+            Some(_) => ListsChanged::Same,
         }
     }
 }
@@ -137,12 +137,12 @@ mod tests {
         let (one, two) = (pages.page(br#"{"tools":[{"name":"a"}]}"#), pages.page(br#"{"tools":[{"name":"b"}]}"#));
         let partial = pages.page(br#"{"tools":[{"name":"a"}],"nextCursor":"2"}"#);
         let mut catalogue = Catalogue::default();
-        assert_eq!(catalogue.compare(&one), Lists::Unknown);
+        assert_eq!(catalogue.compare(&one), ListsChanged::Unknown);
         catalogue.observe(Arc::clone(&one), true);
         assert!(Arc::ptr_eq(&one, &pages.page(br#"{"tools":[{"name":"a"}]}"#)));
-        assert_eq!((catalogue.compare(&one), catalogue.compare(&two)), (Lists::Same, Lists::Changed));
+        assert_eq!((catalogue.compare(&one), catalogue.compare(&two)), (ListsChanged::Same, ListsChanged::Changed));
         catalogue.observe(Arc::clone(&partial), true);
-        assert_eq!(catalogue.compare(&partial), Lists::Unknown);
+        assert_eq!(catalogue.compare(&partial), ListsChanged::Unknown);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mainstay_core::call::RoutedId;
+use mainstay_core::id::SessionKey;
 use mainstay_core::resume::ResumeRecord;
 use mainstay_keeper::client::{Held, WriteError};
 use tokio::sync::mpsc;
@@ -80,13 +81,13 @@ impl Child {
         server: &Arc<Server>,
         handshake: Handshake,
         (record, held): (Option<ResumeRecord>, Option<Held>),
-        notices: mpsc::Sender<Notice>,
+        notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Arc<Self> {
         let destination = upstreams.destination(server);
-        let notices = Arc::new(Notices::new(notices));
+        let notices = Arc::new(Notices::new(handshake.key, notices));
         let fitting = record.filter(|record| kept::fits(record, &destination));
         let kept = Kept::new(upstreams, handshake, fitting.as_ref());
-        let custody = upstreams.surroundings.custody.clone();
+        let custody = upstreams.parts.custody.clone();
         let current = custody.zip(held).map(|(custody, held)| {
             let parts = (upstreams, &destination);
             let (running, pump) = Running::start(parts, &notices, custody, (held.child, held.events), true);
@@ -183,7 +184,7 @@ impl Child {
         if let Some(answer) = running.take_parked(&raw) {
             return Some(Answer::Whole(answer));
         }
-        if !running.adopted || id.stream.epoch >= self.upstreams.surroundings.epoch {
+        if !running.adopted || id.stream.epoch >= self.upstreams.parts.epoch {
             return None;
         }
         let waiting = running.register(Registration { id: raw, may_stream: true })?;
@@ -226,15 +227,20 @@ impl Child {
         state.kept.opened.is_some() || state.current.is_some()
     }
 
-    pub(crate) fn remember_level(&self, level: &str) {
-        lock(&self.state).kept.remember_level(level);
+    pub(crate) fn remember_level(&self, level: Box<str>) {
+        lock(&self.state).kept.handshake.log_level = Some(level);
         self.offer_record();
     }
 
-    pub(crate) fn remember_subscription(&self, uri: &str, subscribed: bool) {
-        if !lock(&self.state).kept.remember_subscription(uri, subscribed) {
+    pub(crate) fn remember_subscription(&self, uri: Box<str>) {
+        if !lock(&self.state).kept.remember_subscription(uri) {
             tracing::warn!(server = %self.server().name, "too many subscriptions; one will not survive a loss");
         }
+        self.offer_record();
+    }
+
+    pub(crate) fn forget_subscription(&self, uri: &str) {
+        lock(&self.state).kept.handshake.subscriptions.remove(uri);
         self.offer_record();
     }
 

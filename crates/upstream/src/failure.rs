@@ -1,6 +1,5 @@
 //! What can go wrong on the way to a server, and what it means for the call.
 
-use bytes::Bytes;
 use mainstay_core::id::ServerName;
 
 /// What is known of a call's execution.
@@ -39,33 +38,21 @@ pub enum Failure {
         /// The server.
         server: ServerName,
     },
-    /// The server answered with an HTTP error that is no JSON-RPC answer.
-    #[error("server `{server}` answered with HTTP status {status}")]
+    /// The server answered with an HTTP error that is no JSON-RPC answer, or refused the handshake with one.
+    #[error("server `{server}` refused the request: {problem}")]
     Rejected {
         /// The server.
         server: ServerName,
-        /// The status.
+        /// The HTTP status; 200 if the refusal is a JSON-RPC error.
         status: u16,
-    },
-    /// There is no MCP endpoint at the configured URL.
-    #[error("server `{server}` has no endpoint at its url: HTTP status 404")]
-    NoEndpoint {
-        /// The server.
-        server: ServerName,
+        /// What it said: the status, or the error object.
+        problem: Box<str>,
     },
     /// The server forgot its session again right after it was made again; the next call may recover it (U4).
     #[error("server `{server}` lost its session again while the call was repeated")]
     LostAgain {
         /// The server.
         server: ServerName,
-    },
-    /// The server answered `initialize` with a JSON-RPC error.
-    #[error("server `{server}` refused the handshake: {}", String::from_utf8_lossy(error))]
-    HandshakeRefused {
-        /// The server.
-        server: ServerName,
-        /// The raw error object.
-        error: Bytes,
     },
     /// The child ended before it answered `initialize`.
     #[error("server `{server}` {exit} before it answered; its last words: {stderr_tail:?}")]
@@ -116,20 +103,16 @@ impl Failure {
             Self::OutcomeUnknown { .. } | Self::Oversize { .. } | Self::Protocol { .. } => Outcome::Unknown,
             // A gateway or a crashed handler may answer 5xx after the work was done.
             Self::Rejected { status, .. } if *status >= 500 => Outcome::Unknown,
-            Self::Rejected { .. } | Self::Unauthorized { .. } | Self::NoEndpoint { .. } | Self::LostAgain { .. } => {
-                Outcome::Refused
+            Self::Rejected { .. } | Self::Unauthorized { .. } | Self::LostAgain { .. } => Outcome::Refused,
+            Self::Unreachable { .. } | Self::ChildExited { .. } | Self::Configuration { .. } | Self::Ended { .. } => {
+                Outcome::NotDispatched
             }
-            Self::Unreachable { .. }
-            | Self::HandshakeRefused { .. }
-            | Self::ChildExited { .. }
-            | Self::Configuration { .. }
-            | Self::Ended { .. } => Outcome::NotDispatched,
         }
     }
 
-    /// Whether a later try may succeed without anybody changing anything.
-    pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::LostAgain { .. })
+    /// Whether the server is not there for now.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
     }
 
     /// The server that it is about.
@@ -139,9 +122,7 @@ impl Failure {
             | Self::Unreachable { server, .. }
             | Self::Unauthorized { server }
             | Self::Rejected { server, .. }
-            | Self::NoEndpoint { server }
             | Self::LostAgain { server }
-            | Self::HandshakeRefused { server, .. }
             | Self::ChildExited { server, .. }
             | Self::Oversize { server, .. }
             | Self::Protocol { server, .. }

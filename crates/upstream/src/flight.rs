@@ -59,6 +59,7 @@ mod tests {
     use mainstay_core::id::ServerName;
 
     use super::*;
+    use crate::task::spawn;
 
     fn failure() -> Failure {
         Failure::LostAgain { server: ServerName::parse("s").expect("a name") }
@@ -71,7 +72,7 @@ mod tests {
                 (Arc::new(Flight::default()), Arc::new(Mutex::new(None)), Arc::new(AtomicU32::new(0)));
             let callers = (0..50).map(|_| {
                 let (flight, made, flights) = (Arc::clone(&flight), Arc::clone(&made), Arc::clone(&flights));
-                tokio::spawn(async move {
+                spawn(async move {
                     let ready = || *lock(&made);
                     let fly = async {
                         flights.fetch_add(1, Ordering::Relaxed);

@@ -8,6 +8,8 @@ use mainstay_core::id::SessionKey;
 use mainstay_core::wire::envelope::{self, Kind};
 use mainstay_core::wire::method::Version;
 
+use crate::failure::Failure;
+use crate::server::Server;
 use crate::wire::{same_id, text_member};
 
 /// What a client said when its session began, and what it has set since.
@@ -106,8 +108,14 @@ pub(crate) fn replay(log_level: Option<&str>, subscriptions: &BTreeSet<Box<str>>
         json
     };
     let level = log_level.map(|level| ("logging/setLevel", params("level", level)));
-    let subscribe = |uri: &Box<str>| ("resources/subscribe", params("uri", uri));
-    level.into_iter().chain(subscriptions.iter().map(subscribe)).collect()
+    let subscriptions = subscriptions.iter().map(|uri| ("resources/subscribe", params("uri", uri)));
+    level.into_iter().chain(subscriptions).collect()
+}
+
+/// The failure that a JSON-RPC error in answer to `initialize` is.
+pub(crate) fn refusal(server: &Server, error: &[u8]) -> Failure {
+    let problem = String::from_utf8_lossy(&error[..error.len().min(REFUSAL_BYTES_MAX)]).into();
+    Failure::Rejected { server: server.name.clone(), status: 200, problem }
 }
 
 /// Whether requests under revision `version` carry `MCP-Protocol-Version` (since 2025-06-18). Revisions are dates, so
@@ -115,6 +123,9 @@ pub(crate) fn replay(log_level: Option<&str>, subscriptions: &BTreeSet<Box<str>>
 pub(crate) fn has_version_header(version: &str) -> bool {
     version >= Version::V2025_06_18.as_str()
 }
+
+/// How much of a refusal is told.
+const REFUSAL_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {

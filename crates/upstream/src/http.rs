@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderValue;
+use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, UpstreamId};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
@@ -148,17 +149,17 @@ impl Http {
         server: &Arc<Server>,
         handshake: Handshake,
         record: Option<ResumeRecord>,
-        notices: mpsc::Sender<Notice>,
+        notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Arc<Self> {
         let destination = upstreams.destination(server);
-        let notices = Notices::new(notices);
+        let notices = Notices::new(handshake.key, notices);
         let (record, stale) = match record {
             Some(record) if kept::fits(&record, &destination) => (Some(record), None),
             other => (None, other),
         };
         // The record of another definition is of no use, and its session is owed an end (U2).
         if let Some(owed) = stale.as_ref().and_then(|record| record.owed_delete(upstreams.now()))
-            && !notices.offer(Notice::Owed(Box::new(owed)))
+            && !notices.offer(Notice::Owed(owed))
         {
             tracing::warn!(server = %server.name, "owed delete of a changed server could not be handed over");
         }
@@ -232,7 +233,7 @@ impl Http {
                 }
                 Step::Ambiguous(cause) => self.spend_repetition(call, tries, cause)?,
                 Step::Unauthorized => {
-                    if tries.refreshed || !self.destination.refresh(&*self.upstreams.surroundings.environment)? {
+                    if tries.refreshed || !self.destination.refresh(&*self.upstreams.parts.environment)? {
                         return Err(Failure::Unauthorized { server: self.server().name.clone() });
                     }
                     tries.refreshed = true;
@@ -335,7 +336,7 @@ impl Http {
     /// Deletes the upstream session, or returns what is owed.
     async fn delete(&self, session: &Session) -> Option<OwedDelete> {
         let owed = self.owed(session)?;
-        settle::settle(&self.upstreams, Some(self.server()), &owed).await.is_owed().then_some(owed)
+        settle::settle(&self.upstreams, Some(&self.destination.server), &owed).await.is_owed().then_some(owed)
     }
 
     fn owed(&self, session: &Session) -> Option<OwedDelete> {
@@ -362,15 +363,20 @@ impl Http {
         lock(&self.state).session.is_some()
     }
 
-    pub(crate) fn remember_level(&self, level: &str) {
-        lock(&self.state).kept.remember_level(level);
+    pub(crate) fn remember_level(&self, level: Box<str>) {
+        lock(&self.state).kept.handshake.log_level = Some(level);
         self.offer_record();
     }
 
-    pub(crate) fn remember_subscription(&self, uri: &str, subscribed: bool) {
-        if !lock(&self.state).kept.remember_subscription(uri, subscribed) {
+    pub(crate) fn remember_subscription(&self, uri: Box<str>) {
+        if !lock(&self.state).kept.remember_subscription(uri) {
             tracing::warn!(server = %self.server().name, "too many subscriptions; one will not survive a loss");
         }
+        self.offer_record();
+    }
+
+    pub(crate) fn forget_subscription(&self, uri: &str) {
+        lock(&self.state).kept.handshake.subscriptions.remove(uri);
         self.offer_record();
     }
 

@@ -106,19 +106,14 @@ impl Kept {
         })
     }
 
-    /// Remembers the level that the server has accepted.
-    pub(crate) fn remember_level(&mut self, level: &str) {
-        self.handshake.log_level = Some(level.into());
-    }
-
-    /// Remembers what the server has accepted of a subscription. False if there are too many.
-    pub(crate) fn remember_subscription(&mut self, uri: &str, subscribed: bool) -> bool {
-        if !subscribed {
-            self.handshake.subscriptions.remove(uri);
-            return true;
+    /// Remembers a subscription that the server has accepted. False if there are too many.
+    pub(crate) fn remember_subscription(&mut self, uri: Box<str>) -> bool {
+        let subscriptions = &mut self.handshake.subscriptions;
+        let room = subscriptions.len() < SUBSCRIPTIONS_MAX || subscriptions.contains(&uri);
+        if room {
+            subscriptions.insert(uri);
         }
-        let room = self.handshake.subscriptions.len() < SUBSCRIPTIONS_MAX;
-        room && self.handshake.subscriptions.insert(uri.into()) || self.handshake.subscriptions.contains(uri)
+        room
     }
 
     /// Whether `call` may be carried out twice (U5).

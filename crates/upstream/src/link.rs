@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mainstay_core::call::RoutedId;
+use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord};
 use mainstay_keeper::client::Held;
 use tokio::sync::{mpsc, oneshot};
@@ -16,6 +17,7 @@ use crate::handshake::{Handshake, Opened};
 use crate::http::Http;
 use crate::notice::Notice;
 use crate::server::{Reach, Server};
+use crate::task::spawn;
 use crate::upstreams::Upstreams;
 
 /// One client session's way to one server. It owns the instance (upstream session or child), and makes it again when
@@ -51,12 +53,12 @@ impl Link {
         upstreams: &Arc<Upstreams>,
         server: &Arc<Server>,
         handshake: Handshake,
-        notices: mpsc::Sender<Notice>,
+        notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Result<(Arc<Self>, Opened), Failure> {
+        let (name, key) = (server.name.clone(), handshake.key);
         let link = Self::restore(upstreams, server, handshake, None, None, notices.clone());
         let (sender, receiver) = oneshot::channel();
-        let name = server.name.clone();
-        tokio::spawn(async move {
+        spawn(async move {
             let opened = match &link.0 {
                 Way::Http(http) => Box::pin(http.open()).await,
                 Way::Child(child) => Box::pin(child.open()).await,
@@ -64,7 +66,7 @@ impl Link {
             let outcome = opened.map(|opened| (Arc::clone(&link), opened));
             if let Err(Ok((link, _))) = sender.send(outcome)
                 && let Some(owed) = link.end(Ending::Delete).await
-                && notices.send(Notice::Owed(Box::new(owed))).await.is_err()
+                && notices.send((key, Notice::Owed(owed))).await.is_err()
             {
                 tracing::warn!("owed delete of an abandoned session could not be handed over");
             }
@@ -86,7 +88,7 @@ impl Link {
         handshake: Handshake,
         record: Option<ResumeRecord>,
         held: Option<Held>,
-        notices: mpsc::Sender<Notice>,
+        notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Arc<Self> {
         Arc::new(Self(match &server.reach {
             Reach::Http { .. } => Way::Http(Http::new(upstreams, server, handshake, record, notices)),
@@ -188,18 +190,26 @@ impl Link {
     }
 
     /// Remembers the log level that the server has accepted, to set it again after a loss.
-    pub fn remember_level(&self, level: &str) {
+    pub fn remember_level(&self, level: Box<str>) {
         match &self.0 {
             Way::Http(http) => http.remember_level(level),
             Way::Child(child) => child.remember_level(level),
         }
     }
 
-    /// Remembers that the server has accepted a subscription to `uri`, or its end.
-    pub fn remember_subscription(&self, uri: &str, subscribed: bool) {
+    /// Remembers that the server has accepted a subscription to `uri`.
+    pub fn remember_subscription(&self, uri: Box<str>) {
         match &self.0 {
-            Way::Http(http) => http.remember_subscription(uri, subscribed),
-            Way::Child(child) => child.remember_subscription(uri, subscribed),
+            Way::Http(http) => http.remember_subscription(uri),
+            Way::Child(child) => child.remember_subscription(uri),
+        }
+    }
+
+    /// Forgets a subscription that the server has accepted the end of.
+    pub fn forget_subscription(&self, uri: &str) {
+        match &self.0 {
+            Way::Http(http) => http.forget_subscription(uri),
+            Way::Child(child) => child.forget_subscription(uri),
         }
     }
 }

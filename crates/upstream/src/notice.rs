@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord};
 use tokio::sync::mpsc;
 
 use crate::handshake::Opened;
 
-/// Something that a session must hear although it asked nothing. Small, so that a waiting channel costs little.
+/// Something that a session must hear although it asked nothing.
 #[derive(Debug)]
 pub enum Notice {
     /// A message of the server that belongs to no call: for the session's listening stream.
@@ -16,21 +17,21 @@ pub enum Notice {
     /// What a later worker needs has changed. A hint; only the newest one counts.
     Record(Box<ResumeRecord>),
     /// A DELETE that is owed from now on.
-    Owed(Box<OwedDelete>),
+    Owed(OwedDelete),
     /// The server's session or process was made again, and its state is lost (U6).
     Remade {
         /// Why.
         reason: Box<str>,
         /// Whether its lists are still what the client was told.
-        lists_changed: Lists,
+        lists: ListsChanged,
     },
     /// A server that was down when the session began has answered now (U8).
-    Opened(Box<Opened>),
+    Opened(Opened),
 }
 
 /// How a server's tools compare with those that the client was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lists {
+pub enum ListsChanged {
     /// They are the same.
     Same,
     /// They differ.
@@ -39,28 +40,34 @@ pub enum Lists {
     Unknown,
 }
 
-/// The sending side of a link's notices. The receiver's absence is no fault: the session may be over.
+/// The sending side of a link's notices; one channel serves all sessions of a worker, and each notice names its own.
+/// The receiver's absence is no fault: the worker may be on its way out.
 #[derive(Debug)]
-pub(crate) struct Notices(mpsc::Sender<Notice>);
+pub(crate) struct Notices {
+    key: SessionKey,
+    sender: mpsc::Sender<(SessionKey, Notice)>,
+}
 
 impl Notices {
-    pub(crate) fn new(sender: mpsc::Sender<Notice>) -> Self {
-        Self(sender)
+    pub(crate) fn new(key: SessionKey, sender: mpsc::Sender<(SessionKey, Notice)>) -> Self {
+        Self { key, sender }
     }
 
     /// Hands over what must arrive. Waits for room up to a bound, so that a receiver which waits for this very link
     /// can't hang with it. False if it did not get there.
     pub(crate) async fn tell(&self, notice: Notice) -> bool {
-        match self.0.try_send(notice) {
+        match self.sender.try_send((self.key, notice)) {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Closed(_)) => false,
-            Err(mpsc::error::TrySendError::Full(notice)) => self.0.send_timeout(notice, NOTICE_WAIT_MAX).await.is_ok(),
+            Err(mpsc::error::TrySendError::Full(notice)) => {
+                self.sender.send_timeout(notice, NOTICE_WAIT_MAX).await.is_ok()
+            }
         }
     }
 
     /// Hands over what may be lost. False if there was no room.
     pub(crate) fn offer(&self, notice: Notice) -> bool {
-        self.0.try_send(notice).is_ok()
+        self.sender.try_send((self.key, notice)).is_ok()
     }
 }
 

@@ -99,6 +99,11 @@ impl Server {
         fields.finish()
     }
 
+    /// Whether it is reached by HTTP.
+    pub fn is_http(&self) -> bool {
+        self.url().is_some()
+    }
+
     /// The endpoint, if it is reached by HTTP.
     pub fn url(&self) -> Option<&Uri> {
         match &self.reach {

@@ -21,12 +21,10 @@ use crate::upstreams::{SendError, Upstreams, configured_headers};
 pub enum Settled {
     /// The session is gone, or the server keeps sessions as long as it likes (405).
     Paid,
-    /// The server wants other credentials. Only time or an operator helps.
-    Unauthorized,
     /// The server was not there, or answered something else.
     Failed {
         /// What was seen.
-        cause: Box<str>,
+        reason: Box<str>,
     },
 }
 
@@ -35,7 +33,7 @@ impl Settled {
     pub fn is_owed(&self) -> bool {
         match self {
             Self::Paid => false,
-            Self::Unauthorized | Self::Failed { .. } => true,
+            Self::Failed { .. } => true,
         }
     }
 }
@@ -44,12 +42,12 @@ impl Settled {
 ///
 /// `server` is the server of that name as it is configured now, if there is one. Its headers go along only to the very
 /// URL that they are configured for: an earlier address must not be shown today's credentials.
-pub async fn settle(upstreams: &Arc<Upstreams>, server: Option<&Server>, owed: &OwedDelete) -> Settled {
-    let failed = |cause: &str| Settled::Failed { cause: cause.into() };
+pub async fn settle(upstreams: &Upstreams, server: Option<&Arc<Server>>, owed: &OwedDelete) -> Settled {
+    let failed = |cause: &str| Settled::Failed { reason: cause.into() };
     let Ok(url) = owed.url.parse::<Uri>() else { return failed("its url can't be read") };
     let mut headers = HeaderMap::new();
     if let Some(server) = server.filter(|server| server.url() == Some(&url)) {
-        match configured_headers(server, &*upstreams.surroundings.environment) {
+        match configured_headers(server, &*upstreams.parts.environment) {
             Ok(configured) => headers = configured,
             Err(failure) => return failed(&failure.to_string()),
         }
@@ -75,10 +73,10 @@ pub async fn settle(upstreams: &Arc<Upstreams>, server: Option<&Server>, owed: &
     }
 }
 
-async fn exchange(upstreams: &Arc<Upstreams>, request: Request<Full<Bytes>>) -> Settled {
+async fn exchange(upstreams: &Upstreams, request: Request<Full<Bytes>>) -> Settled {
     let response = match upstreams.send(request).await {
         Ok(response) => response,
-        Err(SendError::NeverSent(cause) | SendError::Lost(cause)) => return Settled::Failed { cause },
+        Err(SendError::NeverSent(cause) | SendError::Lost(cause)) => return Settled::Failed { reason: cause },
     };
     let status = response.status();
     if status.is_success() || matches!(status.as_u16(), 404 | 405) {
@@ -89,9 +87,9 @@ async fn exchange(upstreams: &Arc<Upstreams>, request: Request<Full<Bytes>>) -> 
     let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     match dialect::classify(&Seen { status: status.as_u16(), challenge, body: &body }, true, None) {
         Verdict::SessionLost(_) => Settled::Paid,
-        Verdict::Unauthorized => Settled::Unauthorized,
+        Verdict::Unauthorized => Settled::Failed { reason: "it asks for authentication".into() },
         Verdict::Answer | Verdict::Suspect | Verdict::NoEndpoint | Verdict::Unavailable | Verdict::Refused => {
-            Settled::Failed { cause: format!("HTTP status {}", status.as_u16()).into() }
+            Settled::Failed { reason: format!("HTTP status {}", status.as_u16()).into() }
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::template::Environment;
 use crate::wire::lock;
 
 /// What a worker gives to its links.
-pub struct Surroundings {
+pub struct Parts {
     /// The way to the children; `None` where there is no keeper, and then there are no children.
     pub custody: Option<Custody>,
     /// Where variables of headers and environments come from.
@@ -43,17 +43,19 @@ pub struct Surroundings {
 
 /// The shared part of all links. One per worker.
 pub struct Upstreams {
-    pub(crate) surroundings: Surroundings,
+    pub(crate) parts: Parts,
     pub(crate) pages: Pages,
     pub(crate) counters: Counters,
     plain: Client<HttpConnector, Full<Bytes>>,
     /// Made when the first `https` server is reached: reading the system's certificates takes its time.
-    tls: OnceLock<Result<Client<HttpsConnector<HttpConnector>, Full<Bytes>>, Box<str>>>,
+    tls: OnceLock<Result<TlsClient, Box<str>>>,
     hosts: Mutex<HashMap<Box<str>, Arc<Semaphore>>>,
     destinations: Mutex<HashMap<ServerName, Arc<Destination>>>,
     texts: Mutex<VecDeque<Bytes>>,
     own_requests: AtomicU64,
 }
+
+type TlsClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// Running totals since the worker began.
 #[derive(Debug, Default)]
@@ -88,10 +90,10 @@ pub(crate) enum SendError {
 
 impl Upstreams {
     /// The shared part, without any connection yet.
-    pub fn new(surroundings: Surroundings) -> Arc<Self> {
+    pub fn new(parts: Parts) -> Self {
         let plain = client_builder().build(connector());
-        Arc::new(Self {
-            surroundings,
+        Self {
+            parts,
             pages: Pages::default(),
             counters: Counters::default(),
             plain,
@@ -100,7 +102,7 @@ impl Upstreams {
             destinations: Mutex::default(),
             texts: Mutex::default(),
             own_requests: AtomicU64::new(0),
-        })
+        }
     }
 
     /// Totals so far.
@@ -115,13 +117,13 @@ impl Upstreams {
     }
 
     pub(crate) fn now(&self) -> Timestamp {
-        (self.surroundings.now)()
+        (self.parts.now)()
     }
 
     /// The raw id of the next request that is a link's own. No routed id looks like it, and none comes twice.
     pub(crate) fn own_id(&self) -> Bytes {
         let number = self.own_requests.fetch_add(1, Ordering::Relaxed);
-        Bytes::from(format!("\"mainstay.{}.{number}\"", self.surroundings.epoch))
+        Bytes::from(format!("\"mainstay.{}.{number}\"", self.parts.epoch))
     }
 
     pub(crate) fn count(counter: &AtomicU64) {
@@ -275,7 +277,7 @@ fn client_builder() -> hyper_util::client::legacy::Builder {
     builder
 }
 
-fn tls_client() -> Result<Client<HttpsConnector<HttpConnector>, Full<Bytes>>, Box<str>> {
+fn tls_client() -> Result<TlsClient, Box<str>> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = HttpsConnectorBuilder::new().with_provider_and_native_roots(provider);
     let builder =

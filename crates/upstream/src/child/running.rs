@@ -24,6 +24,7 @@ use super::slot::{Delivery, Slot};
 use crate::dialect;
 use crate::failure::ExitStatus;
 use crate::notice::{Notice, Notices};
+use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
 use crate::wire::{self, Sort, lock};
 
@@ -138,7 +139,7 @@ impl Running {
             table: Mutex::default(),
             exited: Notify::new(),
         });
-        let pump = tokio::spawn(Arc::clone(&running).pump(events)).abort_handle();
+        let pump = spawn(Arc::clone(&running).pump(events)).abort_handle();
         (running, pump)
     }
 
@@ -311,7 +312,7 @@ impl Running {
         let aftermath = match wire::sort(scanned, &bytes) {
             Sort::Ping => Aftermath::Reply(wire::pong(wire::id_of(scanned, &bytes).unwrap_or_default())),
             Sort::Response => {
-                let placed = table.place_response(number, scanned, &bytes, self.upstreams.surroundings.epoch);
+                let placed = table.place_response(number, scanned, &bytes, self.upstreams.parts.epoch);
                 if placed {
                     return Aftermath::Nothing;
                 }
@@ -359,7 +360,7 @@ impl Running {
     /// Writes beside whatever else goes on: the task that reads must not wait for a full stdin.
     fn reply(self: &Arc<Self>, message: Bytes) {
         let running = Arc::clone(self);
-        tokio::spawn(tokio::time::timeout(REPLY_BOUND, async move { running.write(message).await.is_ok() }));
+        spawn(tokio::time::timeout(REPLY_BOUND, async move { running.write(message).await.is_ok() }));
     }
 
     fn take_oversize(&self, number: u64, (head, tail): (&[u8], &[u8]), bytes: u64) {
@@ -404,7 +405,7 @@ impl Table {
             entry.slot.push(Delivery::Response { bytes: bytes.clone(), number });
             return true;
         }
-        if !RoutedId::decode(id).is_some_and(|routed| routed.stream.epoch < epoch) {
+        if RoutedId::decode(id).is_none_or(|routed| routed.stream.epoch >= epoch) {
             return false;
         }
         // What an equal id displaces, and what there is no room for, is delivered nowhere.

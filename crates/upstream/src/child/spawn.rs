@@ -11,7 +11,7 @@ use super::label::Label;
 use crate::failure::Failure;
 use crate::server::{Reach, Server};
 use crate::template::Environment;
-use crate::upstreams::{Destination, Surroundings, unusable};
+use crate::upstreams::{Destination, Parts, unusable};
 
 /// The variables that a child gets of the gateway's own, if they are set (C7): where programs and their files are, whose
 /// they are, and how to speak to people. Anything else is given in the configuration.
@@ -43,11 +43,7 @@ pub const ALLOWED_VARIABLES: &[&str] = &[
 ];
 
 /// What the keeper is to start for `session`.
-pub(super) fn request(
-    surroundings: &Surroundings,
-    destination: &Destination,
-    session: SessionKey,
-) -> Result<Spawn, Failure> {
+pub(super) fn request(parts: &Parts, destination: &Destination, session: SessionKey) -> Result<Spawn, Failure> {
     let server = &*destination.server;
     let Reach::Child { program, args, env: _, cwd } = &server.reach else {
         return Err(unusable(server, &"it has no command"));
@@ -58,9 +54,9 @@ pub(super) fn request(
         name: server.name.as_str().to_owned(),
         program: program.clone(),
         args: args.clone(),
-        env: environment(server, &*surroundings.environment)?,
+        env: environment(server, &*parts.environment)?,
         cwd: cwd.clone(),
-        marker: marker((surroundings.entropy)()),
+        marker: marker((parts.entropy)()),
     })
 }
 

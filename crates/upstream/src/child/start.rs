@@ -13,7 +13,8 @@ use super::slot::Delivery;
 use super::{Child, Current, State, spawn};
 use crate::failure::Failure;
 use crate::handshake::{self, NotOpened, Opened};
-use crate::notice::{Lists, Notice};
+use crate::notice::{ListsChanged, Notice};
+use crate::task;
 use crate::upstreams::Upstreams;
 use crate::wire::{self, lock};
 
@@ -45,7 +46,7 @@ impl Child {
     /// not leave a process behind that was told half of its handshake.
     pub(super) async fn establish(self: &Arc<Self>, beginning: Beginning) -> Result<Arc<Running>, Failure> {
         let this = Arc::clone(self);
-        let task = tokio::spawn(async move {
+        let task = task::spawn(async move {
             let found = || ready(&lock(&this.state));
             this.flight.join(found, Box::pin(this.make(beginning))).await
         });
@@ -61,7 +62,7 @@ impl Child {
                 Err(_) => Err(self.unreachable("its process has just ended".into())),
             };
         }
-        let Some(custody) = self.upstreams.surroundings.custody.clone() else {
+        let Some(custody) = self.upstreams.parts.custody.clone() else {
             return Err(self.unreachable("there is no keeper".into()));
         };
         let reason = self.wait_to_respawn().await?;
@@ -72,7 +73,7 @@ impl Child {
             }
             (state.kept.handshake.params.clone(), state.kept.handshake.key)
         };
-        let request = spawn::request(&self.upstreams.surroundings, &self.destination, key)?;
+        let request = spawn::request(&self.upstreams.parts, &self.destination, key)?;
         let spawned = custody.spawn(request).await.map_err(|error| spawn::failure(self.server(), &error))?;
         let parts = (&self.upstreams, &self.destination);
         let (running, pump) =
@@ -131,14 +132,14 @@ impl Child {
     }
 
     /// `initialize`, and if the client has confirmed its own already, `initialized` and the settings too.
-    async fn shake_hands(&self, running: &Arc<Running>, params: &[u8]) -> Result<(Opened, Lists), Failure> {
+    async fn shake_hands(&self, running: &Arc<Running>, params: &[u8]) -> Result<(Opened, ListsChanged), Failure> {
         let (id, response) = self.ask(running, "initialize", Some(params)).await?;
         let opened = handshake::opened(&id, &response).map_err(|not| match not {
-            NotOpened::Refused(error) => Failure::HandshakeRefused { server: self.server().name.clone(), error },
+            NotOpened::Refused(error) => handshake::refusal(self.server(), &error),
             NotOpened::Malformed(problem) => self.protocol(problem),
         })?;
         if !lock(&self.state).kept.handshake.confirmed {
-            return Ok((opened, Lists::Unknown));
+            return Ok((opened, ListsChanged::Unknown));
         }
         if self.say_initialized(running).await.is_err() {
             return Err(self.exited(&running.ended().await));
@@ -165,15 +166,17 @@ impl Child {
         Ok(())
     }
 
-    async fn compare_lists(&self, running: &Arc<Running>) -> Lists {
+    async fn compare_lists(&self, running: &Arc<Running>) -> ListsChanged {
         if !lock(&self.state).kept.catalogue.is_known() {
-            return Lists::Unknown;
+            return ListsChanged::Unknown;
         }
         let Ok(Ok((_, response))) = timeout(LISTS_BOUND, self.ask(running, "tools/list", None)).await else {
-            return Lists::Unknown;
+            return ListsChanged::Unknown;
         };
         let result = envelope::scan(&response).ok().and_then(|envelope| envelope.result);
-        let Some(page) = result.map(|span| self.upstreams.pages.page(&response[span])) else { return Lists::Unknown };
+        let Some(page) = result.map(|span| self.upstreams.pages.page(&response[span])) else {
+            return ListsChanged::Unknown;
+        };
         let catalogue = &mut lock(&self.state).kept.catalogue;
         let lists = catalogue.compare(&page);
         catalogue.observe(page, true);
@@ -227,7 +230,7 @@ impl Child {
         (running, pump): (Arc<Running>, tokio::task::AbortHandle),
         beginning: Beginning,
         opened: Opened,
-        (reason, lists): (Option<String>, Lists),
+        (reason, lists): (Option<String>, ListsChanged),
     ) -> Result<Arc<Running>, Failure> {
         let ended = {
             let mut state = lock(&self.state);
@@ -248,7 +251,7 @@ impl Child {
         Ok(running)
     }
 
-    async fn announce(&self, beginning: Beginning, opened: Opened, reason: Option<String>, lists: Lists) {
+    async fn announce(&self, beginning: Beginning, opened: Opened, reason: Option<String>, lists: ListsChanged) {
         if let Some(record) = self.record() {
             self.notices.tell(Notice::Record(Box::new(record))).await;
         }
@@ -257,10 +260,10 @@ impl Child {
                 Upstreams::count(&self.upstreams.counters.remade);
                 let key = lock(&self.state).kept.handshake.key;
                 tracing::info!(server = %self.server().name, session = ?key, reason, "child made again");
-                self.notices.tell(Notice::Remade { reason: reason.into(), lists_changed: lists }).await;
+                self.notices.tell(Notice::Remade { reason: reason.into(), lists }).await;
             }
             None if beginning == Beginning::Used => {
-                self.notices.tell(Notice::Opened(Box::new(opened))).await;
+                self.notices.tell(Notice::Opened(opened)).await;
             }
             None => {}
         }

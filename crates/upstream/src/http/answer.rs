@@ -16,6 +16,7 @@ use super::{Dispatched, Executed, Fault, Http, Session, Tries};
 use crate::call::{Call, Incoming};
 use crate::dialect::{self, Seen, Verdict};
 use crate::failure::Failure;
+use crate::task::spawn;
 use crate::wire::{self, Sort, same_id};
 
 /// The messages of one call, whatever becomes of the connection that they come over.
@@ -261,7 +262,7 @@ impl Http {
     /// Answers a `ping` of the server, beside whatever else goes on.
     pub(super) fn answer_ping(self: &Arc<Self>, session: &Arc<Session>, id: &[u8]) {
         let (http, session, pong) = (Arc::clone(self), Arc::clone(session), wire::pong(id));
-        tokio::spawn(async move {
+        spawn(async move {
             if timeout(PONG_BOUND, http.post(Some(&session), pong)).await.is_err() {
                 tracing::debug!(server = %http.server().name, "a ping could not be answered in time");
             }

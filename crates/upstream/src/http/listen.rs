@@ -13,6 +13,7 @@ use super::post::{Events, EventsEnd, NoStream, message_of};
 use super::{Fault, Http, Session};
 use crate::failure::Failure;
 use crate::notice::Notice;
+use crate::task::spawn;
 use crate::upstreams::Upstreams;
 use crate::wire::{self, Sort, lock};
 
@@ -70,7 +71,7 @@ impl Http {
         let mut ears = lock(&self.ears);
         ears.count += 1;
         if ears.count == 1 && !ears.closed {
-            ears.task = Some(tokio::spawn(Box::pin(Arc::clone(self).keep_listening())).abort_handle());
+            ears.task = Some(spawn(Box::pin(Arc::clone(self).keep_listening())).abort_handle());
         }
     }
 
@@ -233,7 +234,7 @@ impl Http {
         let (http, session) = (Arc::clone(self), Arc::clone(session));
         let refusal =
             Bytes::from(envelope::error_message(Some(id), wire::INTERNAL_ERROR, "the client can't be reached", None));
-        tokio::spawn(async move {
+        spawn(async move {
             if tokio::time::timeout(REFUSAL_BOUND, http.post(Some(&session), refusal)).await.is_err() {
                 tracing::debug!(server = %http.server().name, "a request of the server could not be refused in time");
             }
@@ -255,7 +256,7 @@ impl Http {
 
     /// `pause`, up to a quarter longer: sessions that lost a server together should not come back together.
     fn spread(&self, pause: Duration) -> Duration {
-        let [random, ..] = (self.upstreams.surroundings.entropy)();
+        let [random, ..] = (self.upstreams.parts.entropy)();
         pause + pause / 4 * u32::from(random) / 255
     }
 }

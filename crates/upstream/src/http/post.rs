@@ -18,6 +18,7 @@ use super::{Dispatched, Executed, Http, Session, Step};
 use crate::call::Call;
 use crate::dialect::{self, Seen, Verdict};
 use crate::failure::Failure;
+use crate::task::spawn;
 use crate::upstreams::{SendError, describe, unusable};
 use crate::wire::{self, Sort, same_id};
 
@@ -161,7 +162,7 @@ impl Events {
         if self.body.is_end_stream() {
             return;
         }
-        tokio::spawn(timeout(FINISH_BOUND, async move { while let Ok(Some(_)) = next_data(&mut self.body).await {} }));
+        spawn(timeout(FINISH_BOUND, async move { while let Ok(Some(_)) = next_data(&mut self.body).await {} }));
     }
 }
 
@@ -230,7 +231,7 @@ impl Http {
     async fn refused(self: &Arc<Self>, session: &Arc<Session>, reply: Reply, call_id: Option<&Bytes>) -> Step {
         let (status, challenge, retry_later, body) = reply.read_refusal().await;
         let seen = Seen { status, challenge, body: &body };
-        let rejected = || Step::Failed(Failure::Rejected { server: self.server().name.clone(), status });
+        let rejected = || Step::Failed(self.rejected(status));
         let answered = || {
             let answer = call_id.and_then(|id| dialect::answer_with_id(&body, id));
             answer.map_or_else(rejected, |answer| Step::Done(Dispatched::Whole(answer.into())))
@@ -243,7 +244,7 @@ impl Http {
                 false => answered(),
             },
             Verdict::Unauthorized => Step::Unauthorized,
-            Verdict::NoEndpoint => Step::Failed(Failure::NoEndpoint { server: self.server().name.clone() }),
+            Verdict::NoEndpoint => Step::Failed(unusable(self.server(), &NO_ENDPOINT)),
             Verdict::Unavailable => {
                 let cause = format!("HTTP status {status}").into();
                 // A server that keeps no session and says 503, or names a time, has not begun with the request.
@@ -310,19 +311,23 @@ impl Http {
 
     fn unanswered(&self, seen: &Seen<'_>, sent_id: bool, id: &[u8]) -> Result<Bytes, Unanswered> {
         let status = seen.status;
-        let server = || self.server().name.clone();
         Err(match dialect::classify(seen, sent_id, Some(id)) {
             Verdict::Answer => match dialect::answer_with_id(seen.body, id) {
                 Some(answer) => return Ok(answer.into()),
-                None => Unanswered::Failed(Failure::Rejected { server: server(), status }),
+                None => Unanswered::Failed(self.rejected(status)),
             },
             Verdict::SessionLost(_) => Unanswered::SessionLost,
             Verdict::Suspect | Verdict::Unavailable => Unanswered::Away(format!("HTTP status {status}").into()),
-            Verdict::Unauthorized => Unanswered::Failed(Failure::Unauthorized { server: server() }),
-            Verdict::NoEndpoint => Unanswered::Failed(Failure::NoEndpoint { server: server() }),
+            Verdict::Unauthorized => Unanswered::Failed(Failure::Unauthorized { server: self.server().name.clone() }),
+            Verdict::NoEndpoint => Unanswered::Failed(unusable(self.server(), &NO_ENDPOINT)),
             Verdict::Refused if status >= 500 => Unanswered::Away(format!("HTTP status {status}").into()),
-            Verdict::Refused => Unanswered::Failed(Failure::Rejected { server: server(), status }),
+            Verdict::Refused => Unanswered::Failed(self.rejected(status)),
         })
+    }
+
+    fn rejected(&self, status: u16) -> Failure {
+        let problem = format!("HTTP status {status}").into();
+        Failure::Rejected { server: self.server().name.clone(), status, problem }
     }
 
     async fn response_among(&self, mut events: Events) -> Result<Bytes, Unanswered> {
@@ -368,7 +373,7 @@ impl Http {
         let Some(url) = server.url() else {
             return Err(Fault::Failed(unusable(server, &"it has no url")));
         };
-        let mut headers = self.destination.headers(&*self.upstreams.surroundings.environment).map_err(Fault::Failed)?;
+        let mut headers = self.destination.headers(&*self.upstreams.parts.environment).map_err(Fault::Failed)?;
         if let Some(session) = session {
             session.add_to(&mut headers);
         }
@@ -483,6 +488,8 @@ fn content_type(headers: &HeaderMap) -> Content {
         Content::Other
     }
 }
+
+const NO_ENDPOINT: &str = "there is nothing at its url: HTTP status 404";
 
 /// How much of a refusal is read, and for how long.
 const REFUSAL_BYTES_MAX: usize = 64 * 1024;

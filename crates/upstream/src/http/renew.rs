@@ -12,7 +12,8 @@ use super::post::Unanswered;
 use super::{Http, Session, State, Step, Tries, is_initialized};
 use crate::failure::Failure;
 use crate::handshake::{self, NotOpened, Opened};
-use crate::notice::{Lists, Notice};
+use crate::notice::{ListsChanged, Notice};
+use crate::task::spawn;
 use crate::upstreams::Upstreams;
 use crate::wire::{self, lock};
 
@@ -54,7 +55,7 @@ impl Http {
     /// an upstream session behind that nobody knows.
     pub(super) async fn establish(self: &Arc<Self>, cause: Cause) -> Result<Arc<Session>, Failure> {
         let this = Arc::clone(self);
-        let task = tokio::spawn(async move {
+        let task = spawn(async move {
             let found = || {
                 let state = lock(&this.state);
                 match &cause {
@@ -98,7 +99,7 @@ impl Http {
                 self.replay(&session).await;
                 self.compare_lists(&session).await
             }
-            false => Lists::Unknown,
+            false => ListsChanged::Unknown,
         };
         if reason.is_none() && lock(&self.state).kept.take_stale() {
             reason = Some("the definition of the server has changed".to_owned());
@@ -123,7 +124,7 @@ impl Http {
                     }
                 }
                 Err(Unanswered::Failed(Failure::Unauthorized { server })) => {
-                    if tries.refreshed || !self.destination.refresh(&*self.upstreams.surroundings.environment)? {
+                    if tries.refreshed || !self.destination.refresh(&*self.upstreams.parts.environment)? {
                         return Err(Failure::Unauthorized { server });
                     }
                     tries.refreshed = true;
@@ -138,7 +139,7 @@ impl Http {
 
     fn read_opened(&self, id: &[u8], response: &bytes::Bytes) -> Result<Opened, Failure> {
         handshake::opened(id, response).map_err(|not| match not {
-            NotOpened::Refused(error) => Failure::HandshakeRefused { server: self.server().name.clone(), error },
+            NotOpened::Refused(error) => handshake::refusal(self.server(), &error),
             NotOpened::Malformed(problem) => self.protocol(problem),
         })
     }
@@ -179,15 +180,15 @@ impl Http {
     }
 
     /// Whether the server still lists what the client was told. Asks only if the client ever asked.
-    async fn compare_lists(self: &Arc<Self>, session: &Arc<Session>) -> Lists {
+    async fn compare_lists(self: &Arc<Self>, session: &Arc<Session>) -> ListsChanged {
         if !lock(&self.state).kept.catalogue.is_known() {
-            return Lists::Unknown;
+            return ListsChanged::Unknown;
         }
         let asked = timeout(LISTS_BOUND, self.ask(Some(session), "tools/list", None)).await;
-        let Ok(Ok(own)) = asked else { return Lists::Unknown };
+        let Ok(Ok(own)) = asked else { return ListsChanged::Unknown };
         let result = envelope::scan(&own.response).ok().and_then(|envelope| envelope.result);
         let Some(page) = result.map(|span| self.upstreams.pages.page(&own.response[span])) else {
-            return Lists::Unknown;
+            return ListsChanged::Unknown;
         };
         let catalogue = &mut lock(&self.state).kept.catalogue;
         let lists = catalogue.compare(&page);
@@ -209,26 +210,26 @@ impl Http {
         true
     }
 
-    async fn announce(&self, cause: &Cause, opened: Opened, reason: Option<String>, lists: Lists) {
+    async fn announce(&self, cause: &Cause, opened: Opened, reason: Option<String>, lists: ListsChanged) {
         self.renewed.notify_waiters();
         if let Some(record) = self.record() {
             self.notices.tell(Notice::Record(Box::new(record))).await;
         }
         if let Cause::Use = cause {
-            self.notices.tell(Notice::Opened(Box::new(opened))).await;
+            self.notices.tell(Notice::Opened(opened)).await;
         }
         if let Some(reason) = reason {
             Upstreams::count(&self.upstreams.counters.remade);
             let key = lock(&self.state).kept.handshake.key;
             tracing::info!(server = %self.server().name, session = ?key, reason, "upstream session made again");
-            self.notices.tell(Notice::Remade { reason: reason.into(), lists_changed: lists }).await;
+            self.notices.tell(Notice::Remade { reason: reason.into(), lists }).await;
         }
     }
 
     /// Gives up a session that will not be used.
     async fn discard(&self, session: &Session) {
         if let Some(owed) = self.delete(session).await
-            && !self.notices.tell(Notice::Owed(Box::new(owed))).await
+            && !self.notices.tell(Notice::Owed(owed)).await
         {
             tracing::warn!(server = %self.server().name, "owed delete of an unused session could not be handed over");
         }
