@@ -1,7 +1,7 @@
 //! One child in custody: what is known of it, what waits for it, what it has said.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -65,7 +65,7 @@ struct Stdin {
     is_closing: bool,
 }
 
-/// When an ending child, whose stdin is closed already, is pressed harder.
+/// When an ending child, whose input has ended already, is pressed harder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EndPlan {
     pub(crate) term_at: Instant,
@@ -111,7 +111,7 @@ impl Child {
     }
 
     pub(crate) fn tree(&self) -> Tree {
-        Tree { leader: Some(self.identity), has_members: true, marker: self.marker.clone() }
+        Tree { leader: Some(self.identity), has_members: true, marker: self.marker.clone(), known: BTreeSet::new() }
     }
 
     // What it says.
@@ -233,20 +233,10 @@ impl Child {
         self.state.borrow_mut().stdin.is_partly_written = true;
     }
 
-    /// Its input ends behind what is queued already.
+    /// Nothing more is taken for its input, which ends behind what is queued already.
     fn end_stdin(&self) {
         self.state.borrow_mut().stdin.is_closing = true;
         self.stdin_work.notify_one();
-    }
-
-    /// Its input ends here.
-    fn cut_stdin(&self) {
-        {
-            let stdin = &mut self.state.borrow_mut().stdin;
-            stdin.queue.clear();
-            stdin.queued_bytes = 0;
-        }
-        self.end_stdin();
     }
 
     // Its end.
@@ -262,14 +252,12 @@ impl Child {
     pub(crate) fn order_kill(&self) {
         let now = Instant::now();
         self.tighten(EndPlan { term_at: now, kill_at: now });
-        self.cut_stdin();
     }
 
     /// Its leader has ended: what is left of it is ended too, without waiting for its end of input.
     pub(crate) fn order_end_of_rest(&self) {
         let now = Instant::now();
         self.tighten(EndPlan { term_at: now, kill_at: now + REST_GRACE });
-        self.cut_stdin();
     }
 
     fn tighten(&self, plan: EndPlan) {
@@ -279,7 +267,6 @@ impl Child {
             state.end =
                 Some(EndPlan { term_at: old.term_at.min(plan.term_at), kill_at: old.kill_at.min(plan.kill_at) });
         }
-        self.end_stdin();
         self.end_ordered.notify_one();
     }
 
@@ -292,7 +279,14 @@ impl Child {
     }
 
     fn set_gone(&self) {
-        self.state.borrow_mut().is_gone = true;
+        {
+            let mut state = self.state.borrow_mut();
+            state.is_gone = true;
+            // What it was not given it will never get.
+            state.stdin.queue.clear();
+            state.stdin.queued_bytes = 0;
+        }
+        self.end_stdin();
         self.gone.notify_waiters();
     }
 

@@ -261,3 +261,6 @@ const REPLIES_MAX: usize = 1024;
 
 /// How long news of a child's stdin may wait for company.
 const WRITTEN_DELAY: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests;

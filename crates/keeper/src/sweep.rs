@@ -1,5 +1,6 @@
 //! What a killed keeper left behind is ended before anything new is started.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -66,8 +67,9 @@ fn end(trees: &mut Vec<(PathBuf, Tree)>, how: Signal, bound: Duration) -> Result
     let mut is_first = true;
     loop {
         let census = census()?;
-        trees.retain(|(path, tree)| {
-            let members = census.members(tree);
+        trees.retain_mut(|(path, tree)| {
+            let members: Vec<_> = census.members(tree).iter().map(|seen| seen.identity).collect();
+            tree.known.extend(&members);
             // TERM once, so that nobody's tidying up is interrupted by a second one. KILL again and again, for what was
             // started meanwhile.
             if is_first || how == Signal::KILL {
@@ -103,11 +105,12 @@ fn read_records(dir: &Path, swept: &mut Swept) -> Result<Vec<(PathBuf, Tree)>, S
 fn tree_of(path: &Path) -> Option<Tree> {
     let is_small_file = fs::symlink_metadata(path).is_ok_and(|it| it.is_file() && it.len() <= RECORD_BYTES_MAX);
     let record = if is_small_file { Record::decode(&fs::read(path).ok()?)? } else { return None };
-    match record.subject {
-        Subject::Child => Some(Tree { leader: record.identity, has_members: true, marker: record.text }),
-        Subject::Worker => Some(Tree { leader: record.identity, has_members: false, marker: String::new() }),
-        Subject::Owner => None,
-    }
+    let (has_members, marker) = match record.subject {
+        Subject::Child => (true, record.text),
+        Subject::Worker => (false, String::new()),
+        Subject::Owner => return None,
+    };
+    Some(Tree { leader: record.identity, has_members, marker, known: BTreeSet::new() })
 }
 
 /// Whether anything of the tree runs. Nothing outlives the boot it was started in.

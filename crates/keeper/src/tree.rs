@@ -2,6 +2,7 @@
 //!
 //! A child's processes are found three ways, because each alone can be escaped: by the process group, by the marker in
 //! their environment (which survives `setsid`), and by descent from those found (which survives a cleaned environment).
+//! Only a process that left its group, cleaned its environment and lost its parent before anybody looked is not found.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,6 +22,8 @@ pub(crate) struct Tree {
     pub(crate) has_members: bool,
     /// The marker in the environment, unless it is empty.
     pub(crate) marker: String,
+    /// Processes that were found to belong to it before, and do so whatever has become of their parents.
+    pub(crate) known: BTreeSet<ProcessIdentity>,
 }
 
 /// All processes that were there at one moment, more or less.
@@ -88,7 +91,7 @@ impl Census {
     }
 
     /// The living processes of `tree`. Somebody else who was given a recorded pid is not among them.
-    pub(crate) fn members(&self, tree: &Tree) -> Vec<ProcessIdentity> {
+    pub(crate) fn members(&self, tree: &Tree) -> Vec<Seen> {
         // As long as the leader is there, if only as a zombie, its pid can't be the group of anybody else.
         let leader = tree.leader.filter(|leader| self.seen.iter().any(|seen| seen.identity == *leader));
         let belongs = |seen: &Seen| {
@@ -96,7 +99,7 @@ impl Census {
                 .is_some_and(|leader| seen.identity == leader || (tree.has_members && seen.group == leader.pid()));
             let is_marked = !tree.marker.is_empty()
                 && seen.marker.as_deref().is_some_and(|marker| marker == tree.marker.as_bytes());
-            is_led || is_marked
+            is_led || is_marked || tree.known.contains(&seen.identity)
         };
         let mut pids: BTreeSet<u32> =
             self.seen.iter().filter(|seen| belongs(seen)).map(|seen| seen.identity.pid()).collect();
@@ -104,12 +107,7 @@ impl Census {
             self.close_over_children(&mut pids);
         }
         let is_member = |seen: &&Seen| !seen.is_zombie && pids.contains(&seen.identity.pid());
-        self.seen.iter().filter(is_member).map(|seen| seen.identity).collect()
-    }
-
-    /// Whether the process was in the group `group`.
-    pub(crate) fn is_in_group(&self, identity: ProcessIdentity, group: u32) -> bool {
-        self.seen.iter().any(|seen| seen.identity == identity && seen.group == group)
+        self.seen.iter().filter(is_member).cloned().collect()
     }
 
     /// Adds the descendants of `pids` to them.
@@ -169,11 +167,11 @@ mod tests {
     }
 
     fn pids(census: &Census, tree: &Tree) -> Vec<u32> {
-        census.members(tree).iter().map(ProcessIdentity::pid).collect()
+        census.members(tree).iter().map(|seen| seen.identity.pid()).collect()
     }
 
     fn tree(leader: ProcessIdentity, marker: &str) -> Tree {
-        Tree { leader: Some(leader), has_members: true, marker: marker.to_owned() }
+        Tree { leader: Some(leader), has_members: true, marker: marker.to_owned(), known: BTreeSet::new() }
     }
 
     #[test]
@@ -190,6 +188,17 @@ mod tests {
             ],
         };
         assert_eq!(pids(&census, &tree(leader.identity, "m")), [10, 11, 12, 13]);
+    }
+
+    #[test]
+    fn c1_a_known_process_stays_a_member_when_its_parents_are_gone() {
+        let leader = seen(10, 2, 10, Some("m"));
+        let mut tree = tree(leader.identity, "m");
+        let escaped = seen(13, 10, 13, None);
+        let census = Census { seen: vec![leader, escaped.clone()] };
+        tree.known.extend(census.members(&tree).iter().map(|seen| seen.identity));
+        let census = Census { seen: vec![Seen { parent: 1, ..escaped }, seen(14, 13, 14, None)] };
+        assert_eq!(pids(&census, &tree), [13, 14]);
     }
 
     #[test]
@@ -211,7 +220,7 @@ mod tests {
     fn a_worker_stands_for_itself_alone() {
         let leader = seen(10, 2, 10, None);
         let census = Census { seen: vec![leader.clone(), seen(11, 10, 10, None)] };
-        let alone = Tree { leader: Some(leader.identity), has_members: false, marker: String::new() };
+        let alone = Tree { has_members: false, ..tree(leader.identity, "") };
         assert_eq!(pids(&census, &alone), [10]);
     }
 

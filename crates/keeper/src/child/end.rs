@@ -16,7 +16,7 @@ use crate::identity::{ProcessIdentity, raw_pid};
 use crate::keeper::Keeper;
 use crate::pidfd::PidFd;
 use crate::record::RecordFile;
-use crate::tree::signal_all;
+use crate::tree::{Seen, Tree, signal_all};
 
 /// What is needed to see a child to its end.
 pub(crate) struct Ending {
@@ -51,36 +51,21 @@ pub(crate) async fn supervise(keeper: Rc<Keeper>, child: Rc<Child>, mut ending: 
 
 /// Returns once the leader has ended and nothing of its tree lives, however long that takes.
 async fn end_tree(keeper: &Keeper, child: &Child, pidfd: &PidFd) {
-    let tree = child.tree();
-    let mut was_terminated = false;
-    let mut is_leader_dead = false;
-    let mut was_reported = false;
+    let mut tree = child.tree();
+    let mut progress = Progress::default();
     loop {
-        if is_leader_dead && keeper.census().await.members(&tree).is_empty() {
-            return;
-        }
-        let now = Instant::now();
-        let plan = child.end_plan();
-        let mut look_again_at = plan.map(|plan| plan.term_at);
-        if let Some(plan) = plan.filter(|plan| now >= plan.kill_at) {
-            signal_tree(keeper, child, Signal::KILL).await;
-            let is_late = now >= plan.kill_at + KILL_BOUND;
-            if is_late && !was_reported {
-                tracing::error!(child = child.id.get(), pid = child.identity.pid(), "child can't be killed");
-                was_reported = true;
+        if child.end_plan().is_some() {
+            // Looked at before anything is done, because a tree that falls apart loses its ties.
+            let members = look(keeper, &mut tree).await;
+            if progress.is_leader_dead && members.is_empty() {
+                return;
             }
-            look_again_at = Some(now + if is_late { LATE_POLL } else { POLL });
-        } else if let Some(plan) = plan.filter(|plan| now >= plan.term_at) {
-            if !was_terminated {
-                signal_tree(keeper, child, Signal::TERM).await;
-                was_terminated = true;
-            }
-            // A dead leader tells nothing about the rest, which has to be looked at.
-            look_again_at = Some(if is_leader_dead { plan.kill_at.min(now + POLL) } else { plan.kill_at });
+            child.end_stdin();
         }
+        let look_again_at = press(keeper, child, &mut tree, &mut progress).await;
         tokio::select! {
-            () = pidfd.ended(), if !is_leader_dead => {
-                is_leader_dead = true;
+            () = pidfd.ended(), if !progress.is_leader_dead => {
+                progress.is_leader_dead = true;
                 child.order_end_of_rest();
             }
             () = child.end_ordered.notified() => {}
@@ -89,7 +74,38 @@ async fn end_tree(keeper: &Keeper, child: &Child, pidfd: &PidFd) {
     }
 }
 
-async fn signal_tree(keeper: &Keeper, child: &Child, signal: Signal) {
+/// How far the end of a child is.
+#[derive(Default)]
+struct Progress {
+    is_leader_dead: bool,
+    was_terminated: bool,
+    was_reported: bool,
+}
+
+/// Signals the tree as far as its time has come. Returns when to look at it again.
+async fn press(keeper: &Keeper, child: &Child, tree: &mut Tree, progress: &mut Progress) -> Option<Instant> {
+    let (plan, now) = (child.end_plan()?, Instant::now());
+    if now >= plan.kill_at {
+        signal_tree(keeper, child, tree, Signal::KILL).await;
+        let is_late = now >= plan.kill_at + KILL_BOUND;
+        if is_late && !progress.was_reported {
+            tracing::error!(child = child.id.get(), pid = child.identity.pid(), "child can't be killed");
+            progress.was_reported = true;
+        }
+        return Some(now + if is_late { LATE_POLL } else { POLL });
+    }
+    if now < plan.term_at {
+        return Some(plan.term_at);
+    }
+    if !progress.was_terminated {
+        signal_tree(keeper, child, tree, Signal::TERM).await;
+        progress.was_terminated = true;
+    }
+    // A dead leader tells nothing about the rest, which has to be looked at.
+    Some(if progress.is_leader_dead { plan.kill_at.min(now + POLL) } else { plan.kill_at })
+}
+
+async fn signal_tree(keeper: &Keeper, child: &Child, tree: &mut Tree, signal: Signal) {
     // The leader is not reaped yet, so this is its group and nobody else's.
     if let Some(group) = raw_pid(child.identity.pid()) {
         let sent = kill_process_group(group, signal);
@@ -99,14 +115,21 @@ async fn signal_tree(keeper: &Keeper, child: &Child, signal: Signal) {
             tracing::warn!(child = child.id.get(), %error, "the child's process group can't be signalled");
         }
     }
-    // Those who left the group. Members of it are signalled twice, which matters to nobody: TERM stays pending once.
-    let census = keeper.census().await;
-    let outside: Vec<ProcessIdentity> = census
-        .members(&child.tree())
+    // Those who left the group are signalled one by one.
+    let outside: Vec<ProcessIdentity> = look(keeper, tree)
+        .await
         .into_iter()
-        .filter(|member| !census.is_in_group(*member, child.identity.pid()))
+        .filter(|seen| seen.group != child.identity.pid())
+        .map(|seen| seen.identity)
         .collect();
     signal_all(&outside, signal);
+}
+
+/// Who of the tree lives now.
+async fn look(keeper: &Keeper, tree: &mut Tree) -> Vec<Seen> {
+    let members = keeper.census().await.members(tree);
+    tree.known.extend(members.iter().map(|seen| seen.identity));
+    members
 }
 
 async fn sleep_until(at: Option<Instant>) {

@@ -121,13 +121,15 @@ fn check(spawn: &Spawn) -> Result<(), Failed> {
 
 fn failure_of(spawn: &Spawn, error: &io::Error) -> Failed {
     let program = Path::new(&spawn.program);
-    let failure = match error.kind() {
-        io::ErrorKind::NotFound => SpawnFailure::ProgramNotFound,
-        io::ErrorKind::PermissionDenied => SpawnFailure::NotPermitted,
-        io::ErrorKind::InvalidInput => SpawnFailure::Invalid,
-        other => return (SpawnFailure::System, format!("{}: {other}", quoted(program))),
-    };
-    (failure, quoted(program))
+    let known = [
+        (io::ErrorKind::NotFound, SpawnFailure::ProgramNotFound),
+        (io::ErrorKind::PermissionDenied, SpawnFailure::NotPermitted),
+        (io::ErrorKind::InvalidInput, SpawnFailure::Invalid),
+    ];
+    match known.into_iter().find(|(kind, _)| *kind == error.kind()) {
+        Some((_, failure)) => (failure, quoted(program)),
+        None => (SpawnFailure::System, format!("{}: {error}", quoted(program))),
+    }
 }
 
 fn system(error: impl std::error::Error) -> Failed {

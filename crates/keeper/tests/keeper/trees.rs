@@ -41,10 +41,27 @@ fn c1_a_child_that_ends_at_the_end_of_its_input_is_not_signalled() {
 fn c1_what_a_leader_leaves_behind_is_ended_with_it() {
     let probe = Probe::start();
     let mut talk = probe.connect();
-    let child = talk.spawn("sleep 1000 & setsid sleep 1000 & env -i setsid sleep 1000 & sleep 0.2; echo bye; exit 3");
+    let child = talk.spawn("sleep 1000 & setsid sleep 1000 & sleep 0.2; echo bye; exit 3");
     assert_eq!(talk.next(&child), "frame 1 bye");
     assert!(talk.next(&child).contains("code: Some(3)"));
     assert_eq!(marked(&child.marker), [0_u32; 0]);
+}
+
+#[test]
+fn c1_a_process_that_hides_behind_a_cleaned_environment_is_ended_too() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    // Out of the group, without the marker, and told apart from others by what it says itself.
+    let script = "env -i PATH=$PATH setsid sh -c 'echo $$; while :; do sleep 1; done' & cat";
+    for grace_ms in [0, 300] {
+        let child = talk.spawn(script);
+        let reply = talk.next(&child);
+        let pid = reply.strip_prefix("frame 1 ").unwrap().parse().unwrap();
+        let hidden = ProcessIdentity::of(pid).unwrap().unwrap();
+        talk.ask(&format!("stop {} {grace_ms}", child.id));
+        assert!(talk.next(&child).starts_with("Exit"));
+        assert!(!hidden.is_alive());
+    }
 }
 
 #[test]

@@ -1,0 +1,153 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::runtime::{Builder, LocalOptions};
+use tokio::task::{JoinHandle, spawn_local};
+use tokio::time::timeout;
+
+use super::*;
+use crate::identity::ProcessIdentity;
+use crate::protocol::Holding;
+use crate::state::ensure_private_dir;
+use crate::types::Spawn;
+
+const BOUND: Duration = Duration::from_secs(10);
+
+/// A worker that says whatever it is told to.
+struct Mouth {
+    stream: UnixStream,
+    inbox: Inbox,
+    serving: JoinHandle<Result<(), LinkError>>,
+}
+
+impl Mouth {
+    fn open(keeper: &Rc<Keeper>) -> Self {
+        let (near, stream) = UnixStream::pair().unwrap();
+        let serving = spawn_local(serve(Rc::clone(keeper), Rc::new(Link::new(1, near))));
+        Self { stream, inbox: Inbox::default(), serving }
+    }
+
+    async fn say(&self, message: ToKeeper) {
+        let mut outbox = Outbox::default();
+        message.encode(&mut outbox);
+        outbox.write_all(&self.stream).await.unwrap();
+    }
+
+    async fn hear(&mut self) -> ToWorker {
+        loop {
+            if let Some(message) = self.inbox.next_message().unwrap() {
+                return ToWorker::decode(message).unwrap();
+            }
+            let filled = timeout(BOUND, self.inbox.fill(&self.stream)).await.unwrap();
+            assert!(filled.unwrap() > 0, "the keeper hung up");
+        }
+    }
+
+    /// Attaches and returns the children that are held.
+    async fn attach(&mut self) -> Vec<Holding> {
+        self.say(ToKeeper::Hello { version: PROTOCOL_VERSION, pid: 1 }).await;
+        let mut held = Vec::new();
+        loop {
+            let message = self.hear().await;
+            if message == ToWorker::Begin {
+                return held;
+            } else if let ToWorker::Held(child) = message {
+                held.push(child);
+            } else {
+                assert!(matches!(message, ToWorker::Welcome(_)), "{message:?}");
+            }
+        }
+    }
+
+    /// Closes the socket and returns how serving ended.
+    async fn close(self) -> Result<(), LinkError> {
+        drop(self.stream);
+        timeout(BOUND, self.serving).await.unwrap().unwrap()
+    }
+}
+
+/// Runs `test` with a keeper that has no process of its own.
+fn with_keeper<F: Future<Output = ()>>(test: impl FnOnce(Rc<Keeper>) -> F) {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["", "children", "logs"] {
+        ensure_private_dir(&dir.path().join(name)).unwrap();
+    }
+    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).unwrap();
+    let identity = ProcessIdentity::of_self().unwrap();
+    runtime.block_on(test(Rc::new(Keeper::new(identity, Vec::new(), b"settings".to_vec(), dir.path()))));
+}
+
+fn cat(marker: &str) -> Spawn {
+    Spawn {
+        label: Vec::new(),
+        name: "cat".to_owned(),
+        program: "cat".into(),
+        args: Vec::new(),
+        env: Vec::new(),
+        cwd: None,
+        marker: marker.to_owned(),
+    }
+}
+
+#[test]
+fn c8_a_worker_that_dies_within_a_message_leaves_no_part_of_it() {
+    with_keeper(|keeper| async move {
+        let mut first = Mouth::open(&keeper);
+        assert_eq!(first.attach().await, []);
+        first.say(ToKeeper::Spawn { request: 5, spawn: cat("dies-within") }).await;
+        let spawned = first.hear().await;
+        let ToWorker::Spawned { request: 5, child, .. } = spawned else { panic!("{spawned:?}") };
+        first.say(ToKeeper::Write { child, frame: Bytes::from_static(b"whole") }).await;
+        let mut half = Outbox::default();
+        ToKeeper::Write { child, frame: Bytes::from_static(b"half a frame") }.encode(&mut half);
+        let half = half.into_bytes();
+        assert_eq!(first.stream.try_write(&half[..half.len() - 4]).unwrap(), half.len() - 4);
+        first.close().await.unwrap();
+
+        let mut second = Mouth::open(&keeper);
+        let held = second.attach().await;
+        assert_eq!((held.len(), held[0].child, held[0].frames_accepted), (1, child, 1));
+        let bytes = Bytes::from_static(b"whole");
+        assert_eq!(second.hear().await, ToWorker::Frame { child, number: 1, bytes });
+        second.say(ToKeeper::Write { child, frame: Bytes::from_static(b"next") }).await;
+        let mut heard = second.hear().await;
+        if matches!(heard, ToWorker::Written { .. }) {
+            heard = second.hear().await;
+        }
+        let bytes = Bytes::from_static(b"next");
+        assert_eq!(heard, ToWorker::Frame { child, number: 2, bytes });
+        second.say(ToKeeper::Forget { child }).await;
+        timeout(BOUND, keeper.child_is_gone.notified()).await.unwrap();
+        second.close().await.unwrap();
+    });
+}
+
+#[test]
+fn another_version_is_refused_in_so_many_words() {
+    with_keeper(|keeper| async move {
+        let mut worker = Mouth::open(&keeper);
+        worker.say(ToKeeper::Hello { version: PROTOCOL_VERSION + 1, pid: 1 }).await;
+        assert_eq!(worker.hear().await, ToWorker::Refused { version: PROTOCOL_VERSION });
+        let ended = worker.close().await;
+        assert!(matches!(ended, Err(LinkError::Version { worker }) if worker == PROTOCOL_VERSION + 1));
+    });
+}
+
+#[test]
+fn a_worker_that_talks_nonsense_is_dropped() {
+    with_keeper(|keeper| async move {
+        let hello = ToKeeper::Hello { version: PROTOCOL_VERSION, pid: 1 };
+        for nonsense in [vec![hello.clone(), hello.clone()], vec![ToKeeper::Ready]] {
+            let worker = Mouth::open(&keeper);
+            for message in nonsense {
+                worker.say(message).await;
+            }
+            let ended = timeout(BOUND, worker.serving).await.unwrap().unwrap();
+            assert!(matches!(ended, Err(LinkError::Protocol(ProtocolError::Order))));
+        }
+        let worker = Mouth::open(&keeper);
+        worker.stream.try_write(&[255; 64]).unwrap();
+        let ended = timeout(BOUND, worker.serving).await.unwrap().unwrap();
+        assert!(matches!(ended, Err(LinkError::Protocol(ProtocolError::Length(_)))));
+    });
+}
