@@ -27,12 +27,29 @@ mod times;
 
 /// Parses the command line, runs the command, reports its failure.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return unparsed(&error),
+    };
     let out = Output::new(cli.global.json);
     match run(cli, &out) {
         Ok(()) => exit::OK.into(),
         Err(failure) => failure.report(&out),
     }
+}
+
+/// Help and version are answers; everything else is a wrong command line.
+fn unparsed(error: &clap::Error) -> ExitCode {
+    let json = std::env::args_os().take_while(|word| word != "--").any(|word| word == "--json");
+    if error.use_stderr() && json {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default();
+        let cause = anyhow::anyhow!("{}", first.trim_start_matches("error: "));
+        return Failure::usage(cause).hint("see `mainstay --help`").report(&Output::new(true));
+    }
+    // A reader that has gone away needs no help.
+    let _ = error.print();
+    if error.use_stderr() { exit::USAGE.into() } else { exit::OK.into() }
 }
 
 fn run(cli: Cli, out: &Output) -> Result<(), Failure> {

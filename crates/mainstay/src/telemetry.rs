@@ -53,3 +53,15 @@ pub fn start(format: Format, filter: &str) -> Result<(), Error> {
 
 /// The filter where none is given: life-cycle lines of our own, and faults of everybody.
 pub const FILTER_DEFAULT: &str = "warn,mainstay=info,mainstay_keeper=info,mainstay_store=info,mainstay_upstream=info";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_malformed_filter_is_refused_before_anything_is_installed() {
+        let error = start(Format::Human, "mainstay=loud").unwrap_err();
+        assert_eq!(error.to_string(), "read the log filter `mainstay=loud`");
+        assert!(EnvFilter::try_new(FILTER_DEFAULT).is_ok());
+    }
+}

@@ -262,3 +262,14 @@ fn u3_the_demo_shows_one_session_through_both_deaths_and_leaves_nothing() {
     assert!(told.iter().any(|step| step.contains("what was lost is said")), "{told:?}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_wrong_command_line_is_exit_code_2_in_json_too() {
+    let output = run(Command::new(PROGRAM).args(["--json", "stauts"]));
+    assert_eq!(output.status.code(), Some(2));
+    let told: Value = serde_json::from_str(&stderr(&output)).unwrap();
+    assert!(told["error"].as_str().unwrap().contains("stauts"), "{told}");
+    let twice = run(Command::new(PROGRAM).args(["serve", "--config", "x.toml", "--", "x"]));
+    assert_eq!(twice.status.code(), Some(2));
+    assert!(stderr(&twice).contains("twice"), "{}", stderr(&twice));
+}

@@ -42,10 +42,14 @@ pub(super) fn schema(out: &Output) -> Result<(), Failure> {
 
 /// The configuration of `serve`, from one of its three forms.
 pub(super) fn of_serve(args: &ServeArgs) -> Result<Loaded, Failure> {
-    let source = match (&args.url, args.command.as_slice()) {
-        (Some(url), _) => Source::Url(url.clone()),
-        (None, [_, ..]) => Source::Command(args.command.clone()),
-        (None, []) => named_source(&args.source)?,
+    let source = match (&args.url, args.command.as_slice(), &args.source.config) {
+        (Some(url), _, None) => Source::Url(url.clone()),
+        (None, [_, ..], None) => Source::Command(args.command.clone()),
+        (None, [], _) => named_source(&args.source)?,
+        (_, _, Some(file)) => {
+            let cause = anyhow::anyhow!("servers are given twice: by `{}` and on the command line", file.display());
+            return Err(Failure::usage(cause).hint("drop `--config` (or unset MAINSTAY_CONFIG), or the rest"));
+        }
     };
     load(&source, &args.source)
 }
