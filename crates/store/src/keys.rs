@@ -15,13 +15,6 @@ use aws_lc_rs::{constant_time, hmac};
 use mainstay_core::id::{SessionId, SessionKey};
 use thiserror::Error;
 
-/// The key under which the session of `id` is stored: its SHA-256 (S3).
-pub fn session_key(id: &SessionId) -> SessionKey {
-    let mut bytes = [0; 32];
-    bytes.copy_from_slice(digest(&SHA256, id.reveal().as_bytes()).as_ref());
-    SessionKey::from_bytes(bytes)
-}
-
 /// What a signature or a seal is for. One made for a purpose is worth nothing for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
@@ -144,6 +137,14 @@ impl Keyring {
     /// A keyring of one key that is stored nowhere, for ledgers that are in memory only.
     pub fn ephemeral(entropy: &mut dyn FnMut(&mut [u8])) -> Self {
         Self { newest_id: FIRST_KEY_ID, newest: Pair::new(&drawn(entropy)), older: BTreeMap::new() }
+    }
+
+    /// The key under which the session of `id` is stored: its SHA-256 (S3). The same with every keyring, so that no
+    /// rotation moves a session.
+    pub fn session_key(&self, id: &SessionId) -> SessionKey {
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(digest(&SHA256, id.reveal().as_bytes()).as_ref());
+        SessionKey::from_bytes(bytes)
     }
 
     /// The signature of `body` as what is stored under `key`.
@@ -308,7 +309,7 @@ mod tests {
     fn s3_a_session_key_is_the_sha_256_of_the_id() {
         let id = SessionId::parse("abc").expect("an id");
         let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        let actual: String = session_key(&id).as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let actual: String = Keyring::ephemeral(&mut entropy()).session_key(&id).as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(actual, expected);
     }
 

@@ -74,6 +74,19 @@ impl Write {
         }
     }
 
+    /// Whether it is a single statement, which SQLite makes or undoes as a whole by itself.
+    pub(crate) const fn is_one_statement(&self) -> bool {
+        match self {
+            Self::Session(Change::Insert(_) | Change::Update(_) | Change::Touch { .. })
+            | Self::ForgetResume(_)
+            | Self::Owe(_)
+            | Self::Settle(_)
+            | Self::Postpone(_)
+            | Self::Card(_) => true,
+            Self::Session(Change::End(_)) | Self::Resume(_) | Self::Purge { .. } => false,
+        }
+    }
+
     /// The latest time that it speaks of as past.
     pub(crate) fn clock(&self) -> Option<Timestamp> {
         match self {

@@ -185,7 +185,11 @@ impl Writer {
     /// One caller's writes. An outer error is the end of the whole transaction.
     fn job(&self, writes: &[Write]) -> Result<Outcome, CommitError> {
         let database = &self.database;
-        database.execute("SAVEPOINT job", []).map_err(refused)?;
+        // Most jobs are a lone insert or touch, and need no savepoint to be made or undone as a whole.
+        let guarded = !matches!(writes, [write] if write.is_one_statement());
+        if guarded {
+            database.execute("SAVEPOINT job", []).map_err(refused)?;
+        }
         let made = writes.iter().try_for_each(|write| database.apply(write));
         let outcome = match made {
             Ok(()) => Ok(()),
@@ -197,9 +201,13 @@ impl Writer {
             if database.connection.is_autocommit() {
                 return Err(error.clone());
             }
-            database.execute("ROLLBACK TO job", []).map_err(refused)?;
+            if guarded {
+                database.execute("ROLLBACK TO job", []).map_err(refused)?;
+            }
         }
-        database.execute("RELEASE job", []).map_err(refused)?;
+        if guarded {
+            database.execute("RELEASE job", []).map_err(refused)?;
+        }
         Ok(outcome)
     }
 

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::*;
+use crate::keys::KeyError;
 use crate::{CommitError, OpenError, SqliteStore, StoreError, Stored};
 
 fn open(path: &Path) -> Result<SqliteStore, OpenError> {
@@ -41,6 +42,23 @@ async fn i6_every_file_is_private_and_a_wider_one_is_repaired() {
     }
     open(&path).unwrap();
     assert_eq!(files(&path).iter().map(mode).collect::<Vec<_>>(), [0o600; 3]);
+}
+
+#[tokio::test]
+async fn i6_what_belongs_to_another_user_is_refused() {
+    let (home, path) = home();
+    let keys = home.path().join("keys");
+    drop(open(&path).unwrap());
+    Keyring::load_or_create(&keys, &mut |bytes| bytes.fill(1)).unwrap();
+    let somebody = rustix::process::geteuid().as_raw() + 1;
+    for file in [path.clone(), keys.join("0001.key")] {
+        if std::os::unix::fs::chown(&file, Some(somebody), None).is_err() {
+            // Only the superuser gives files away, so only its files can be given to it.
+            return;
+        }
+    }
+    assert!(matches!(open(&path), Err(OpenError::Foreign { owner, .. }) if owner == somebody));
+    assert!(matches!(Keyring::load(&keys), Err(KeyError::Foreign { owner, .. }) if owner == somebody));
 }
 
 #[tokio::test]
