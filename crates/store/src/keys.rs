@@ -1,7 +1,7 @@
 //! The keyring: what makes rows tamper-evident (S14) and upstream ids unreadable at rest.
 //!
 //! Every key has a number. The newest signs and seals; all of them verify and open, so rotating a key ends no session.
-//! How key files are read and written is in [`files`].
+//! How key files are read and written is in `keys/files.rs`.
 
 mod files;
 
@@ -309,7 +309,12 @@ mod tests {
     fn s3_a_session_key_is_the_sha_256_of_the_id() {
         let id = SessionId::parse("abc").expect("an id");
         let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        let actual: String = Keyring::ephemeral(&mut entropy()).session_key(&id).as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let actual: String = Keyring::ephemeral(&mut entropy())
+            .session_key(&id)
+            .as_bytes()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         assert_eq!(actual, expected);
     }
 

@@ -74,7 +74,7 @@ impl SqliteStore {
         let job = Job::Write(Batched { writes: vec![write], reply: None });
         if self.shared.jobs.try_send(job).is_err() {
             count(&self.shared.meters.hints_dropped);
-            warn!(write = word, "hint dropped: the ledger's queue is full");
+            warn!(write = word, "hint dropped: the ledger's queue is full, or its thread is gone");
         }
     }
 
