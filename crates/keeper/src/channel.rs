@@ -1,18 +1,13 @@
-//! Messages in and out of the Unix stream between keeper and worker: length prefixes, coalescing, descriptors.
+//! Messages in and out of the Unix stream between keeper and worker: length prefixes and coalescing.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, IoSlice};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-};
-use tokio::io::Interest;
-use tokio::net::UnixStream;
 
-use crate::protocol::{LISTENERS_MAX, MESSAGE_BYTES_MAX, ProtocolError};
+use crate::protocol::{MESSAGE_BYTES_MAX, ProtocolError};
+use crate::socket::Socket;
 
 /// Encoded messages on their way out. Small ones are put together, large payloads are passed by reference.
 #[derive(Debug, Default)]
@@ -58,41 +53,37 @@ impl Outbox {
     }
 
     /// Writes as much as the socket takes now; `true` once everything is out. Never waits.
-    pub(crate) fn try_write(&mut self, stream: &UnixStream) -> io::Result<bool> {
+    pub(crate) fn try_write(&mut self, socket: &Socket) -> io::Result<bool> {
         while !self.is_empty() {
             self.seal();
             let slices: Vec<IoSlice<'_>> =
                 self.chunks.iter().take(SLICES_MAX).map(|chunk| IoSlice::new(chunk)).collect();
-            match stream.try_write_vectored(&slices) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => self.consume(written),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            match socket.try_send(&slices)? {
+                Some(written) => self.consume(written),
+                None => return Ok(false),
             }
         }
         Ok(true)
     }
 
     /// Writes everything, waiting as long as it takes. Cancel-safe: what was not written stays.
-    pub(crate) async fn write_all(&mut self, stream: &UnixStream) -> io::Result<()> {
-        while !self.try_write(stream)? {
-            stream.writable().await?;
+    pub(crate) async fn write_all(&mut self, socket: &Socket) -> io::Result<()> {
+        while !self.try_write(socket)? {
+            socket.writable().await?;
         }
         Ok(())
     }
 
     /// Writes the first bytes together with `fds`; the descriptors are sent once this returns.
-    pub(crate) async fn write_with_fds(&mut self, stream: &UnixStream, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) async fn write_with_fds(&mut self, socket: &Socket, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.seal();
         let Some(first) = self.chunks.front().cloned() else {
             return Ok(());
         };
         let written = loop {
-            stream.writable().await?;
-            match stream.try_io(Interest::WRITABLE, || send_with_fds(stream, &first, fds)) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                other => break other?,
+            match socket.try_send_with_fds(&first, fds)? {
+                Some(written) => break written,
+                None => socket.writable().await?,
             }
         };
         self.consume(written);
@@ -126,9 +117,16 @@ impl Outbox {
 }
 
 /// Received bytes, cut into messages.
-#[derive(Debug, Default)]
 pub(crate) struct Inbox {
     buffer: BytesMut,
+    /// Where the kernel puts bytes. One more copy of them is cheaper than preparing room for more than came.
+    landing: Box<[u8]>,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self { buffer: BytesMut::new(), landing: vec![0; READ_BYTES].into() }
+    }
 }
 
 impl Inbox {
@@ -151,64 +149,19 @@ impl Inbox {
         Ok(Some(message.freeze()))
     }
 
-    /// Takes what the socket has now: `Some(0)` at its end, `None` if nothing is there.
-    pub(crate) fn try_fill(&mut self, stream: &UnixStream) -> io::Result<Option<usize>> {
-        if self.buffer.capacity() - self.buffer.len() < READ_BYTES_MIN {
-            self.buffer.reserve(READ_BYTES);
-        }
-        match stream.try_read_buf(&mut self.buffer) {
-            Ok(count) => Ok(Some(count)),
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Waits for bytes; 0 at the end of the stream. Cancel-safe.
-    pub(crate) async fn fill(&mut self, stream: &UnixStream) -> io::Result<usize> {
-        loop {
-            if let Some(count) = self.try_fill(stream)? {
-                return Ok(count);
-            }
-            stream.readable().await?;
-        }
+    pub(crate) async fn fill(&mut self, socket: &Socket) -> io::Result<usize> {
+        let count = socket.receive(&mut self.landing).await?;
+        self.buffer.extend_from_slice(&self.landing[..count]);
+        Ok(count)
     }
 
-    /// Waits for bytes and descriptors; 0 at the end of the stream.
-    pub(crate) async fn fill_with_fds(&mut self, stream: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
-        let mut chunk = vec![0; READ_BYTES];
-        loop {
-            stream.readable().await?;
-            match stream.try_io(Interest::READABLE, || receive_with_fds(stream, &mut chunk, fds)) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                other => {
-                    let count = other?;
-                    self.buffer.extend_from_slice(&chunk[..count]);
-                    return Ok(count);
-                }
-            }
-        }
+    /// Waits for bytes and descriptors; 0 at the end of the stream. Cancel-safe.
+    pub(crate) async fn fill_with_fds(&mut self, socket: &Socket, fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
+        let count = socket.receive_with_fds(&mut self.landing, fds).await?;
+        self.buffer.extend_from_slice(&self.landing[..count]);
+        Ok(count)
     }
-}
-
-fn send_with_fds(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
-    }
-    Ok(rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
-}
-
-fn receive_with_fds(stream: &UnixStream, chunk: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(chunk)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(passed) = message {
-            fds.extend(passed);
-        }
-    }
-    Ok(received.bytes)
 }
 
 /// The length prefix of a message, in bytes.
@@ -220,11 +173,8 @@ const COPIED_BYTES_MAX: usize = 8 * 1024;
 /// The most slices handed to one write.
 const SLICES_MAX: usize = 32;
 
-/// How much room a read is given, in bytes.
+/// How much is read at once, in bytes.
 const READ_BYTES: usize = 64 * 1024;
-
-/// Below this room a fresh buffer is taken, in bytes.
-const READ_BYTES_MIN: usize = 4 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -232,7 +182,7 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn messages_of_all_sizes_arrive_whole_and_in_order() {
-        let (left, right) = UnixStream::pair().unwrap();
+        let (left, right) = Socket::pair().unwrap();
         let sizes = [0, 1, COPIED_BYTES_MAX, COPIED_BYTES_MAX + 1, 3_000_000, 5, 70_000];
         let payloads: Vec<Bytes> = sizes.iter().map(|size| Bytes::from(vec![b'x'; *size])).collect();
         let mut outbox = Outbox::default();
@@ -261,7 +211,7 @@ mod tests {
         use std::io::{Read as _, Write as _};
         use std::os::fd::AsFd as _;
 
-        let (left, right) = UnixStream::pair().unwrap();
+        let (left, right) = Socket::pair().unwrap();
         let (mut near, far) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut outbox = Outbox::default();
         outbox.put_with_payload(7, &Bytes::from(vec![1; 300_000]), |_| ());
@@ -292,7 +242,7 @@ mod tests {
     #[test]
     fn a_length_out_of_bounds_is_refused() {
         for prefix in [[0, 0, 0, 0], [255, 255, 255, 255]] {
-            let mut inbox = Inbox { buffer: BytesMut::from(&prefix[..]) };
+            let mut inbox = Inbox { buffer: BytesMut::from(&prefix[..]), ..Inbox::default() };
             assert!(matches!(inbox.next_message(), Err(ProtocolError::Length(_))));
         }
     }

@@ -14,12 +14,12 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::channel::{Inbox, Outbox};
 use crate::identity::ProcessIdentity;
 use crate::protocol::{FRAME_BYTES_MAX, Holding, PROTOCOL_VERSION, ProtocolError, ToKeeper, ToWorker, Welcoming};
+use crate::socket::Socket;
 use crate::types::{ChildId, Exit, Spawn, SpawnFailure};
 
 use shared::{Reply, Shared};
@@ -221,17 +221,15 @@ impl Custody {
     /// # Errors
     /// See [`AttachError`]; all of them are final for this process.
     pub async fn attach(socket: OwnedFd) -> Result<Attached, AttachError> {
-        let socket = std::os::unix::net::UnixStream::from(socket);
-        socket.set_nonblocking(true)?;
-        let stream = UnixStream::from_std(socket)?;
+        let socket = Socket::new(socket.into())?;
         let mut hello = Outbox::default();
         ToKeeper::Hello { version: PROTOCOL_VERSION, pid: std::process::id() }.encode(&mut hello);
-        hello.write_all(&stream).await?;
-        let greeting = tokio::time::timeout(GREETING_BOUND, Greeting::read(&stream)).await;
+        hello.write_all(&socket).await?;
+        let greeting = tokio::time::timeout(GREETING_BOUND, Greeting::read(&socket)).await;
         let greeting = greeting.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         let listeners = greeting.welcome.listeners.into_iter().zip(greeting.fds).collect();
 
-        let shared = Arc::new(Shared::new(stream));
+        let shared = Arc::new(Shared::new(socket));
         let (order_sender, orders) = mpsc::channel(ORDERS_MAX);
         let mut receiver = receive::Receiver::new(Arc::clone(&shared), greeting.inbox, order_sender);
         let children = greeting.children.into_iter().map(|held| receiver.take_over(held)).collect();
@@ -259,6 +257,10 @@ impl Custody {
     /// # Errors
     /// [`SpawnError::Failed`] says which file or directory was at fault.
     pub async fn spawn(&self, spawn: Spawn) -> Result<Spawned, SpawnError> {
+        if !spawn.is_sendable() {
+            let detail = "the command line or the environment is too long".to_owned();
+            return Err(SpawnError::Failed { failure: SpawnFailure::Invalid, detail });
+        }
         match self.ask(|request| ToKeeper::Spawn { request, spawn }).await {
             Some(Reply::Spawned(spawned)) => Ok(spawned),
             Some(Reply::SpawnFailed(failure, detail)) => Err(SpawnError::Failed { failure, detail }),
@@ -334,12 +336,12 @@ struct Greeting {
 }
 
 impl Greeting {
-    async fn read(stream: &UnixStream) -> Result<Self, AttachError> {
+    async fn read(socket: &Socket) -> Result<Self, AttachError> {
         let (mut inbox, mut fds, mut children) = (Inbox::default(), Vec::new(), Vec::new());
         let mut welcome = None;
         loop {
             let Some(message) = inbox.next_message()? else {
-                if inbox.fill_with_fds(stream, &mut fds).await? == 0 {
+                if inbox.fill_with_fds(socket, &mut fds).await? == 0 {
                     return Err(AttachError::Ended);
                 }
                 continue;

@@ -30,6 +30,7 @@ mod protocol;
 mod record;
 mod respawn;
 mod run;
+mod socket;
 mod state;
 mod stderr;
 mod sweep;

@@ -7,7 +7,6 @@ use std::os::fd::AsFd as _;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
@@ -16,6 +15,7 @@ use crate::channel::{Inbox, Outbox};
 use crate::child::Child;
 use crate::keeper::Keeper;
 use crate::protocol::{PROTOCOL_VERSION, ProtocolError, ToKeeper, ToWorker, Welcoming};
+use crate::socket::Socket;
 use crate::types::ChildId;
 
 /// Why a worker can't be talked to any more.
@@ -32,7 +32,7 @@ pub(crate) enum LinkError {
 /// One worker's connection.
 pub(crate) struct Link {
     pub(crate) worker_number: u64,
-    stream: UnixStream,
+    socket: Socket,
     outgoing: RefCell<Outgoing>,
     /// Something is to be sent.
     work: Notify,
@@ -50,15 +50,16 @@ struct Outgoing {
     is_offered: BTreeSet<ChildId>,
     /// Children whose stdin got on.
     written: BTreeSet<ChildId>,
-    /// When that must be told at the latest.
+    /// When that must be told at the latest. Once set it comes to pass, needed or not: moving a timer with each message
+    /// would cost more than looking in vain now and then.
     tell_written_at: Option<Instant>,
 }
 
 impl Link {
-    pub(crate) fn new(worker_number: u64, stream: UnixStream) -> Self {
+    pub(crate) fn new(worker_number: u64, socket: Socket) -> Self {
         Self {
             worker_number,
-            stream,
+            socket,
             outgoing: RefCell::default(),
             work: Notify::new(),
             is_ready: Cell::new(false),
@@ -106,12 +107,12 @@ impl Link {
     pub(crate) fn offer_written(&self, child: &Child) {
         let outgoing = &mut *self.outgoing.borrow_mut();
         outgoing.written.insert(child.id);
-        let (due_at, was_due) = (Instant::now() + WRITTEN_DELAY, outgoing.tell_written_at.is_some());
+        let now = Instant::now();
         if child.is_written_urgent() {
-            outgoing.tell_written_at = Some(Instant::now());
+            outgoing.tell_written_at = Some(now);
             self.work.notify_one();
-        } else if !was_due {
-            outgoing.tell_written_at = Some(due_at);
+        } else if outgoing.tell_written_at.is_none() {
+            outgoing.tell_written_at = Some(now + WRITTEN_DELAY);
             self.work.notify_one();
         }
     }
@@ -123,9 +124,12 @@ impl Link {
         for reply in outgoing.replies.drain(..) {
             reply.encode(outbox);
         }
-        let is_due = outgoing.tell_written_at.is_some_and(|at| at <= Instant::now());
+        let now = Instant::now();
+        let is_due = outgoing.tell_written_at.is_some_and(|at| at <= now);
+        if is_due {
+            outgoing.tell_written_at = (!outgoing.written.is_empty()).then(|| now + WRITTEN_DELAY);
+        }
         if is_due || !outgoing.offered.is_empty() || !outbox.is_empty() {
-            outgoing.tell_written_at = None;
             for child in std::mem::take(&mut outgoing.written) {
                 if let Some(written) = keeper.child(child).and_then(|child| child.written_to_tell()) {
                     written.encode(outbox);
@@ -163,7 +167,7 @@ pub(crate) async fn serve(keeper: Rc<Keeper>, link: Rc<Link>) -> Result<(), Link
         if let Some(message) = inbox.next_message()? {
             break ToKeeper::decode(message)?;
         }
-        if inbox.fill(&link.stream).await? == 0 {
+        if inbox.fill(&link.socket).await? == 0 {
             return Ok(());
         }
     };
@@ -173,7 +177,7 @@ pub(crate) async fn serve(keeper: Rc<Keeper>, link: Rc<Link>) -> Result<(), Link
     let mut outbox = Outbox::default();
     if version != PROTOCOL_VERSION {
         ToWorker::Refused { version: PROTOCOL_VERSION }.encode(&mut outbox);
-        outbox.write_all(&link.stream).await?;
+        outbox.write_all(&link.socket).await?;
         return Err(LinkError::Version { worker: version });
     }
     tracing::debug!(worker = link.worker_number, pid, "worker attaches");
@@ -191,7 +195,7 @@ async fn welcome(keeper: &Rc<Keeper>, link: &Rc<Link>, outbox: &mut Outbox) -> R
     let welcome = Welcoming { keeper: identity, worker_number: link.worker_number, listeners, settings };
     ToWorker::Welcome(welcome).encode(outbox);
     let fds: Vec<_> = keeper.listeners.iter().map(|(_, listener)| listener.as_fd()).collect();
-    outbox.write_with_fds(&link.stream, &fds).await?;
+    outbox.write_with_fds(&link.socket, &fds).await?;
     // From here to the end nothing awaits: no child gets on between what is said of it and its being offered.
     for child in keeper.children() {
         if let Some(held) = child.hold_for_next_worker() {
@@ -209,7 +213,7 @@ async fn receive(keeper: &Rc<Keeper>, link: &Link, mut inbox: Inbox) -> Result<(
         while let Some(message) = inbox.next_message()? {
             keeper.handle(link, ToKeeper::decode(message)?)?;
         }
-        if inbox.fill(&link.stream).await? == 0 {
+        if inbox.fill(&link.socket).await? == 0 {
             return Ok(());
         }
         consume_budget().await;
@@ -224,9 +228,9 @@ async fn send(keeper: &Keeper, link: &Link, mut outbox: Outbox) -> std::convert:
             wait_for_work(link).await;
             continue;
         }
-        let written = match outbox.try_write(&link.stream) {
+        let written = match outbox.try_write(&link.socket) {
             Ok(true) => Ok(()),
-            Ok(false) => link.stream.writable().await,
+            Ok(false) => link.socket.writable().await,
             Err(error) => Err(error),
         };
         if let Err(error) = written {

@@ -15,7 +15,7 @@ pub(crate) struct PidFd(AsyncFd<OwnedFd>);
 impl PidFd {
     pub(crate) fn open(pid: u32) -> io::Result<Self> {
         let pid = raw_pid(pid).ok_or(io::ErrorKind::InvalidInput)?;
-        watch(pidfd_open(pid, PidfdFlags::empty())?).map(Self)
+        watch(pidfd_open(pid, PidfdFlags::empty())?, Interest::READABLE).map(Self)
     }
 
     /// Returns once the process has ended; at once if it has. Cancel-safe.
@@ -28,7 +28,8 @@ impl PidFd {
     }
 }
 
+/// Has the runtime watch a descriptor.
 #[expect(deprecated, reason = "its successor is unsafe and wants the promise that an owned descriptor keeps anyway")]
-fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::with_interest(fd, Interest::READABLE)
+pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, interest)
 }

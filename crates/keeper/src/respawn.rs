@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Starts at once, unless starts come in a burst: then 1, 2, 4 … 60 seconds apart, until a worker has lived long enough.
+/// Starts at once, unless starts come in a burst: then after a delay of 1, 2, 4 … 60 seconds, which grows from start to
+/// start as long as workers hardly live.
 #[derive(Debug, Default)]
 pub(crate) struct Respawn {
     /// The latest starts, oldest first.
@@ -24,10 +25,8 @@ impl Respawn {
 
     /// How long to wait now that the worker started last is dead.
     pub(crate) fn delay_after_death(&mut self, now: Instant) -> Duration {
-        let lived_long = self.starts.last().is_some_and(|last| now.duration_since(*last) >= RESPAWN_WINDOW);
-        if lived_long {
+        if self.starts.last().is_some_and(|last| now.duration_since(*last) >= RESPAWN_STABLE) {
             self.delayed = 0;
-            self.starts.clear();
         }
         let is_burst = self.starts.len() == RESPAWN_BURST
             && self.starts.first().is_some_and(|first| now.duration_since(*first) < RESPAWN_WINDOW);
@@ -43,8 +42,11 @@ impl Respawn {
 /// How many starts within [`RESPAWN_WINDOW`] are made without delay.
 pub(crate) const RESPAWN_BURST: usize = 5;
 
-/// The time in which starts make a burst, and that a worker must live for the past to be forgotten.
+/// The time in which they make a burst.
 pub(crate) const RESPAWN_WINDOW: Duration = Duration::from_secs(30);
+
+/// How long a worker must live for the delay to start anew.
+pub(crate) const RESPAWN_STABLE: Duration = Duration::from_secs(5);
 
 /// The longest delay.
 pub(crate) const RESPAWN_DELAY_MAX: Duration = Duration::from_secs(60);
@@ -83,7 +85,12 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_lives_too_short_a_while_keeps_the_delay() {
-        assert_eq!(delays(&[10, 10, 10, 10, 10, 29_000, 29_000]), [0, 0, 0, 0, 1, 2, 4]);
+    fn frequent_deaths_of_workers_that_served_are_slowed_down_only_so_far() {
+        assert_eq!(delays(&[5_000; 10]), [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_worker_that_hardly_lives_keeps_the_delay_growing() {
+        assert_eq!(delays(&[10, 10, 10, 10, 10, 4_000, 4_000, 4_000]), [0, 0, 0, 0, 1, 2, 4, 8]);
     }
 }

@@ -85,7 +85,8 @@ impl KeeperError {
 /// Runs the keeper: ends what an earlier one left behind, then keeps a worker running until it is told to stop.
 ///
 /// SIGTERM and SIGINT drain the worker and end all children; a second one kills them. The calling process belongs to
-/// the keeper: it becomes the reaper of all its descendants, and whatever ends among them is reaped.
+/// the keeper: it becomes the reaper of all its descendants, and whatever ends among them is reaped. SIGPIPE must be
+/// ignored, as it is in a Rust program unless it asks for it.
 ///
 /// # Errors
 /// Only what keeps the keeper from starting; later trouble is logged and lived with.
@@ -232,8 +233,8 @@ async fn attend(keeper: &Keeper, mut worker: Worker, start: &Start, stops: &mut 
                 // What a drain allows is not changed by a late word of readiness.
                 kill_at = kill_at.filter(|_| ended.is_some());
             }
-            was_in_order = worker.link_over() => {
-                let grace = if was_in_order { LINGER_BOUND } else { Duration::ZERO };
+            may_linger = worker.link_over() => {
+                let grace = if may_linger { LINGER_BOUND } else { Duration::ZERO };
                 kill_at = Some(Instant::now() + grace);
             }
             stop = stops.next() => {

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 
+use crate::protocol::{FRAME_BYTES_MAX, LIST_LEN_MAX};
+
 /// A child's number, never used again within the keeper's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChildId(u64);
@@ -48,6 +50,17 @@ pub struct Spawn {
     /// The value of [`MARKER_VARIABLE`] by which everything the child starts is found again. Must be unique in the
     /// machine's life: 8 to 128 of `A-Z a-z 0-9 - _`.
     pub marker: String,
+}
+
+impl Spawn {
+    /// Whether it fits into a message. What doesn't could not be started either: the kernel's bounds are lower.
+    pub(crate) fn is_sendable(&self) -> bool {
+        let texts = self.args.iter().chain(self.env.iter().flat_map(|(name, value)| [name, value]));
+        let text_bytes: usize = texts.map(|text| text.len() + size_of::<u32>()).sum();
+        let path_bytes = self.program.len() + self.cwd.as_ref().map_or(0, |cwd| cwd.as_os_str().len());
+        let bytes = text_bytes + path_bytes + self.label.len() + self.name.len() + self.marker.len();
+        bytes <= FRAME_BYTES_MAX && self.args.len() <= LIST_LEN_MAX && self.env.len() <= LIST_LEN_MAX
+    }
 }
 
 impl fmt::Debug for Spawn {

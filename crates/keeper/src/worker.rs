@@ -3,14 +3,13 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::net::UnixStream;
 use tokio::task::{JoinError, JoinHandle, spawn_local};
 use tokio::time::{Instant, timeout};
 
@@ -19,6 +18,7 @@ use crate::keeper::Keeper;
 use crate::link::{Link, LinkError, serve};
 use crate::pidfd::PidFd;
 use crate::record::{RecordFile, Subject};
+use crate::socket::Socket;
 
 /// A running worker.
 pub(crate) struct Worker {
@@ -34,9 +34,8 @@ pub(crate) struct Worker {
 impl Worker {
     /// Starts worker number `number` with one end of a socket as its standard input.
     pub(crate) fn start(keeper: &Rc<Keeper>, program: &Path, args: &[OsString], number: u64) -> io::Result<Self> {
-        let (near, far) = StdUnixStream::pair()?;
-        near.set_nonblocking(true)?;
-        let link = Rc::new(Link::new(number, UnixStream::from_std(near)?));
+        let (near, far) = UnixStream::pair()?;
+        let link = Rc::new(Link::new(number, Socket::new(near)?));
         let mut command = Command::new(program);
         // A group of its own: what a terminal signals is the keeper, which then tells the worker to drain.
         command.args(args).stdin(Stdio::from(OwnedFd::from(far))).process_group(0);
@@ -74,7 +73,7 @@ impl Worker {
         }
     }
 
-    /// Returns once the socket is served to its end: `true` if that was in order. Never again after that.
+    /// Returns once the socket is served to its end: `true` if the worker may be left to exit. Never again after that.
     pub(crate) async fn link_over(&mut self) -> bool {
         if self.serving_is_over {
             return std::future::pending().await;
@@ -119,7 +118,8 @@ impl Worker {
             Err(error) => error,
         };
         tracing::warn!(worker = self.number(), error, "lost the worker");
-        false
+        // A worker that was refused was told so, and has something to say about it before it exits.
+        matches!(result, Ok(Err(LinkError::Version { .. })))
     }
 }
 

@@ -76,7 +76,7 @@ impl Receiver {
             while let Some(message) = self.inbox.next_message()? {
                 self.take(ToWorker::decode(message)?)?;
             }
-            if self.inbox.fill(self.shared.stream()).await? == 0 {
+            if self.inbox.fill(self.shared.socket()).await? == 0 {
                 return Ok(());
             }
             consume_budget().await;

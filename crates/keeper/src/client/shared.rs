@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::net::UnixStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
 use super::{ACKNOWLEDGE_DELAY_MS, Spawned, WriteError, lock};
 use crate::channel::Outbox;
 use crate::protocol::{FRAME_BYTES_MAX, ToKeeper};
+use crate::socket::Socket;
 use crate::types::{ChildId, STDIN_BYTES_MAX, SpawnFailure};
 
 /// What a request is answered with.
@@ -26,7 +26,7 @@ pub(super) enum Reply {
 
 /// One per attached worker.
 pub(super) struct Shared {
-    stream: UnixStream,
+    socket: Socket,
     outgoing: Mutex<Outgoing>,
     /// Wakes the flushing task: it has the turn, acknowledgements wait, or it is over.
     flush: Notify,
@@ -45,7 +45,8 @@ struct Outgoing {
     pending: Outbox,
     acknowledged: BTreeMap<ChildId, u64>,
     acknowledged_count: usize,
-    /// When waiting acknowledgements must go at the latest.
+    /// When waiting acknowledgements must go at the latest. Once set it comes to pass, needed or not: waking the flushing
+    /// task with each of them would cost more than looking in vain now and then.
     flush_at: Option<Instant>,
     has_writer: bool,
     /// What the socket did not take; the flushing task is the writer then.
@@ -99,9 +100,9 @@ impl Stdin {
 }
 
 impl Shared {
-    pub(super) fn new(stream: UnixStream) -> Self {
+    pub(super) fn new(socket: Socket) -> Self {
         Self {
-            stream,
+            socket,
             outgoing: Mutex::default(),
             flush: Notify::new(),
             stdins: Mutex::default(),
@@ -113,8 +114,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn stream(&self) -> &UnixStream {
-        &self.stream
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
     }
 
     /// Makes the child known to writers.
@@ -165,7 +166,7 @@ impl Shared {
             outgoing.add_acknowledgements();
             self.write_out(outgoing);
         } else if outgoing.flush_at.is_none() {
-            outgoing.flush_at = Some(Instant::now() + Duration::from_millis(ACKNOWLEDGE_DELAY_MS));
+            outgoing.flush_at = Some(Instant::now() + ACKNOWLEDGE_DELAY);
             self.flush.notify_one();
         }
     }
@@ -241,7 +242,7 @@ impl Shared {
                 return;
             };
             drop(outgoing);
-            let is_out = batch.try_write(&self.stream);
+            let is_out = batch.try_write(&self.socket);
             drop(permits);
             outgoing = lock(&self.outgoing);
             match is_out {
@@ -281,7 +282,6 @@ impl Outgoing {
             ToKeeper::Acknowledge { child, through }.encode(&mut self.pending);
         }
         self.acknowledged_count = 0;
-        self.flush_at = None;
     }
 }
 
@@ -302,6 +302,7 @@ pub(super) async fn flush(shared: Arc<Shared>) {
         match flush_at {
             Some(at) if at <= Instant::now() => {
                 let mut outgoing = lock(&shared.outgoing);
+                outgoing.flush_at = (!outgoing.acknowledged.is_empty()).then(|| Instant::now() + ACKNOWLEDGE_DELAY);
                 outgoing.add_acknowledgements();
                 shared.write_out(outgoing);
             }
@@ -320,7 +321,7 @@ pub(super) async fn flush(shared: Arc<Shared>) {
 async fn write_stalled(shared: &Shared, batch: &mut Outbox) -> io::Result<()> {
     loop {
         tokio::select! {
-            written = batch.write_all(&shared.stream) => written?,
+            written = batch.write_all(&shared.socket) => written?,
             // Only `detach` matters here; any other wake-up is looked at when the turn is given back.
             () = detached(shared) => return Err(io::ErrorKind::BrokenPipe.into()),
         }
@@ -351,6 +352,8 @@ const _: () = assert!(STDIN_BYTES_MAX <= FRAME_BYTES_MAX && FRAME_BYTES_MAX < u3
 
 /// What a queued frame costs beyond its bytes, so that many small ones are bounded too.
 const FRAME_OVERHEAD_BYTES: usize = 64;
+
+const ACKNOWLEDGE_DELAY: Duration = Duration::from_millis(ACKNOWLEDGE_DELAY_MS);
 
 /// Requests that may wait for their reply.
 const REQUESTS_MAX: usize = 256;

@@ -1,3 +1,4 @@
+use std::io::IoSlice;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,22 +16,22 @@ const BOUND: Duration = Duration::from_secs(10);
 
 /// A worker that says whatever it is told to.
 struct Mouth {
-    stream: UnixStream,
+    socket: Socket,
     inbox: Inbox,
     serving: JoinHandle<Result<(), LinkError>>,
 }
 
 impl Mouth {
     fn open(keeper: &Rc<Keeper>) -> Self {
-        let (near, stream) = UnixStream::pair().unwrap();
+        let (near, socket) = Socket::pair().unwrap();
         let serving = spawn_local(serve(Rc::clone(keeper), Rc::new(Link::new(1, near))));
-        Self { stream, inbox: Inbox::default(), serving }
+        Self { socket, inbox: Inbox::default(), serving }
     }
 
     async fn say(&self, message: ToKeeper) {
         let mut outbox = Outbox::default();
         message.encode(&mut outbox);
-        outbox.write_all(&self.stream).await.unwrap();
+        outbox.write_all(&self.socket).await.unwrap();
     }
 
     async fn hear(&mut self) -> ToWorker {
@@ -38,7 +39,7 @@ impl Mouth {
             if let Some(message) = self.inbox.next_message().unwrap() {
                 return ToWorker::decode(message).unwrap();
             }
-            let filled = timeout(BOUND, self.inbox.fill(&self.stream)).await.unwrap();
+            let filled = timeout(BOUND, self.inbox.fill(&self.socket)).await.unwrap();
             assert!(filled.unwrap() > 0, "the keeper hung up");
         }
     }
@@ -61,7 +62,7 @@ impl Mouth {
 
     /// Closes the socket and returns how serving ended.
     async fn close(self) -> Result<(), LinkError> {
-        drop(self.stream);
+        drop(self.socket);
         timeout(BOUND, self.serving).await.unwrap().unwrap()
     }
 }
@@ -101,7 +102,7 @@ fn c8_a_worker_that_dies_within_a_message_leaves_no_part_of_it() {
         let mut half = Outbox::default();
         ToKeeper::Write { child, frame: Bytes::from_static(b"half a frame") }.encode(&mut half);
         let half = half.into_bytes();
-        assert_eq!(first.stream.try_write(&half[..half.len() - 4]).unwrap(), half.len() - 4);
+        assert_eq!(first.socket.try_send(&[IoSlice::new(&half[..half.len() - 4])]).unwrap(), Some(half.len() - 4));
         first.close().await.unwrap();
 
         let mut second = Mouth::open(&keeper);
@@ -146,7 +147,7 @@ fn a_worker_that_talks_nonsense_is_dropped() {
             assert!(matches!(ended, Err(LinkError::Protocol(ProtocolError::Order))));
         }
         let worker = Mouth::open(&keeper);
-        worker.stream.try_write(&[255; 64]).unwrap();
+        worker.socket.try_send(&[IoSlice::new(&[255; 64])]).unwrap();
         let ended = timeout(BOUND, worker.serving).await.unwrap().unwrap();
         assert!(matches!(ended, Err(LinkError::Protocol(ProtocolError::Length(_)))));
     });
