@@ -228,6 +228,7 @@ impl Keeper {
                 }
             }
             ToKeeper::Forget { child } => {
+                tracing::debug!(child = child.get(), "the worker forgets a child");
                 if self.child(child).is_some_and(|child| child.forget()) {
                     self.children.borrow_mut().remove(&child);
                 }

@@ -25,7 +25,11 @@ fn state_dir() -> Option<PathBuf> {
 }
 
 fn log_to_stderr() {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::DEBUG)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
 }
 
 /// The keeper, when it is started as such.
