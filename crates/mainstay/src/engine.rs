@@ -25,7 +25,7 @@ use mainstay_core::code::Code;
 use mainstay_core::id::{Epoch, ServerName, SessionKey};
 use mainstay_core::session::{Contract, Refusal, State, Terms};
 use mainstay_core::time::Timestamp;
-use mainstay_keeper::client::Held;
+use mainstay_keeper::client::{Custody, Held};
 use mainstay_store::keys::Keyring;
 use mainstay_store::{Store, Write};
 use mainstay_upstream::{Notice, Server, Upstreams};
@@ -78,6 +78,7 @@ pub struct Served {
 pub struct Engine {
     pub(crate) store: Store,
     pub(crate) keyring: Arc<Keyring>,
+    pub(crate) custody: Custody,
     pub(crate) upstreams: Arc<Upstreams>,
     pub(crate) servers: BTreeMap<ServerName, Served>,
     pub(crate) settings: Settings,
@@ -103,6 +104,8 @@ pub struct Parts {
     pub store: Store,
     /// Its keys.
     pub keyring: Arc<Keyring>,
+    /// The way to the keeper.
+    pub custody: Custody,
     /// The way to the servers.
     pub upstreams: Arc<Upstreams>,
     /// The configured servers.
@@ -143,6 +146,7 @@ impl Engine {
         let engine = Self {
             store: parts.store,
             keyring: parts.keyring,
+            custody: parts.custody,
             upstreams: parts.upstreams,
             servers,
             settings: parts.settings,
@@ -196,7 +200,9 @@ impl Engine {
         self.stopping.set();
         self.quiet(self.settings.drain_grace).await;
         self.closing.set();
-        self.store.flush().await;
+        if let Err(error) = self.store.flush().await {
+            tracing::warn!(error = %error, "the last hints could not be written");
+        }
     }
 
     /// Resolves once what is still open is to be closed.
@@ -249,20 +255,6 @@ impl Engine {
     /// The lane in which `key` is restored: one restore at a time for each session, many for all.
     pub(crate) fn lane(&self, key: &SessionKey) -> &tokio::sync::Mutex<()> {
         &self.lanes[usize::from(key.as_bytes()[0]) % RESTORE_LANES]
-    }
-
-    /// Finishes what an earlier worker had begun and not ended: drains of which the ledger knows, sessions that are
-    /// overdue. Nothing is launched for it (S9).
-    pub async fn finish_what_was_begun(self: &Arc<Self>) {
-        match self.store.unfinished().await {
-            Ok(keys) => {
-                for key in keys {
-                    self.expire(key).await;
-                }
-            }
-            Err(error) => tracing::warn!(error = %error, "unfinished drains cannot be read"),
-        }
-        crate::reconcile::expire::pass(self).await;
     }
 
     /// Hands a hint to the ledger; it never waits.

@@ -46,7 +46,7 @@ async fn serve() -> anyhow::Result<()> {
     let mcp = listener(&mut listeners, "mcp")?;
     let admin_listener = listener(&mut listeners, "admin")?;
     let facts = Facts {
-        keeper_pid: keeper.pid,
+        keeper_pid: keeper.pid(),
         worker_number,
         mcp: mcp.local_addr()?.to_string(),
         admin: admin_listener.local_addr()?.to_string(),
@@ -57,7 +57,12 @@ async fn serve() -> anyhow::Result<()> {
     reconcile::start(&engine);
     let token = std::fs::read_to_string(config.admin_token_file()).context("reading the admin token")?;
     let stopping = Arc::clone(&engine);
-    spawn(admin::serve(admin_listener, Arc::clone(&engine), token.trim().into(), async move { stopping.closing().await }));
+    spawn(admin::serve(
+        admin_listener,
+        Arc::clone(&engine),
+        token.trim().into(),
+        async move { stopping.closing().await },
+    ));
     let front = Arc::new(front(&config, &engine));
     spawn(serve::accept(front, mcp));
     custody.ready().await;
@@ -83,7 +88,8 @@ async fn build(config: &Config, custody: Custody, facts: Facts, children: Vec<He
     };
     let (place, keyring) = match config.store {
         StoreKind::Sqlite => {
-            let keyring = Keyring::load_or_create(&config.state_dir.join("keys"), &mut fill).context("loading the keys")?;
+            let keyring =
+                Keyring::load_or_create(&config.state_dir.join("keys"), &mut fill).context("loading the keys")?;
             (Place::Sqlite(config.state_dir.join("ledger.db")), keyring)
         }
         StoreKind::Memory => (Place::Memory, Keyring::ephemeral(&mut fill)),
@@ -93,7 +99,7 @@ async fn build(config: &Config, custody: Custody, facts: Facts, children: Vec<He
     let nonce = u64::from_be_bytes(entropy()?);
     let epoch = store.begin_epoch(clock.now(), nonce).await.context("beginning this worker's epoch")?;
     let upstreams = Upstreams::new(mainstay_upstream::Parts {
-        custody,
+        custody: Some(custody.clone()),
         environment: Arc::new(ProcessEnvironment),
         now: Arc::new(move || clock.now()),
         entropy: Arc::new(|| entropy().unwrap_or_default()),
@@ -102,6 +108,7 @@ async fn build(config: &Config, custody: Custody, facts: Facts, children: Vec<He
     let (engine, notices) = Engine::new(engine::Parts {
         store,
         keyring,
+        custody,
         upstreams: Arc::new(upstreams),
         servers: served(config)?,
         settings: settings(config),
@@ -111,7 +118,7 @@ async fn build(config: &Config, custody: Custody, facts: Facts, children: Vec<He
     });
     engine.hold(by_session(children));
     spawn(listen::attend(Arc::clone(&engine), notices));
-    engine.finish_what_was_begun().await;
+    reconcile::expire::recover(&engine).await;
     Ok(engine)
 }
 
@@ -120,9 +127,12 @@ fn by_session(children: Vec<Held>) -> BTreeMap<SessionKey, Held> {
     for child in children {
         match parse_label(&child.label) {
             Some(label) => {
-                held.insert(label.key, child);
+                held.insert(label.session, child);
             }
-            None => tracing::warn!(pid = child.identity.pid, "a child in custody has a label of another version; it is left to its session's end"),
+            None => tracing::warn!(
+                pid = child.identity.pid(),
+                "a child in custody has a label of another version; it is left to its session's end"
+            ),
         }
     }
     held

@@ -134,8 +134,7 @@ impl Engine {
     pub fn batch(self: &Arc<Self>, live: &Arc<Live>, requests: Vec<Request>) -> Result<Reply, Refused> {
         let stream = Stream::new(live.key.tag(), self.next_stream(), None);
         live.keep(&stream, self.settings.streams_max).map_err(|_| streams_crowded())?;
-        let (pings, calls): (Vec<_>, Vec<_>) =
-            requests.into_iter().partition(|request| request.method == Method::Ping);
+        let (pings, calls): (Vec<_>, Vec<_>) = requests.into_iter().partition(|request| request.method == Method::Ping);
         for ping in pings {
             stream.push(result_message(&ping.id(), &EMPTY_OBJECT).into());
         }
@@ -330,7 +329,8 @@ impl Driver {
     fn land(&mut self, answer: &Bytes) -> Bytes {
         self.stage = Stage::Landed;
         let Ok(envelope) = scan(answer) else {
-            let text = format!("server `{}` answered with something that is no JSON-RPC response", self.live.server.name);
+            let text =
+                format!("server `{}` answered with something that is no JSON-RPC response", self.live.server.name);
             return refusal_message(&self.original, &Refused::new(Code::OutcomeUnknown, text));
         };
         if envelope.kind == Kind::Result {
@@ -431,7 +431,7 @@ pub(crate) fn failed(failure: &Failure, server: &Server) -> Refused {
         Failure::ChildExited { .. } => Code::ChildExited,
         Failure::Oversize { .. } => Code::AnswerTooLarge,
         Failure::Protocol { .. } => Code::OutcomeUnknown,
-        Failure::Ended => Code::SessionClosed,
+        Failure::Ended { .. } => Code::SessionClosed,
     };
     Refused { code, text: failure.to_string(), server: Some(server.name.clone()) }
 }

@@ -90,12 +90,7 @@ impl Engine {
 
     /// Under which circumstances a stored session is asked for now.
     pub(crate) fn asked(&self) -> Asked<'_> {
-        Asked {
-            now: self.now(),
-            contract: &self.settings.contract,
-            epoch: self.epoch,
-            terms: &self.settings.terms,
-        }
+        Asked { now: self.now(), contract: &self.settings.contract, epoch: self.epoch, terms: &self.settings.terms }
     }
 
     /// Brings a stored session back into memory. Everything else about it comes back with its first use.
@@ -151,4 +146,3 @@ impl Engine {
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 /// The longest.
 const RETRY_MAX: Duration = Duration::from_secs(2);
-

@@ -23,10 +23,12 @@ impl Engine {
         let owed = live.link.record().and_then(|record| record.owed_delete(self.now()));
         match self.commit_ending(&decision.changes, owed).await {
             Ok(()) => {}
-            Err(CommitError::Conflict { .. }) => return Err(refused(&Refusal::Illegal {
-                state: live.with_session(|session| session.record().state),
-                input: "ending",
-            })),
+            Err(CommitError::Conflict { .. }) => {
+                return Err(refused(&Refusal::Illegal {
+                    state: live.with_session(|session| session.record().state),
+                    input: "ending",
+                }));
+            }
             Err(error) => {
                 tracing::error!(session = %live.key.session_ref(), error = %error, "a session could not be ended; it goes on");
                 return Err(Refused::new(Code::Internal, "the ledger cannot be written now; the session goes on"));
@@ -59,18 +61,16 @@ impl Engine {
             return;
         }
         match self.store.find(key).await {
-            Ok(Stored::Live(record)) => {
-                match Session::restore(*record, &self.asked()) {
-                    Restoration::Resumed(_) => {}
-                    Restoration::Refused(_, decision)
-                    | Restoration::Overdue(decision)
-                    | Restoration::Unfinished(decision) => {
-                        if let Err(error) = self.commit_ending(&decision.changes, None).await {
-                            tracing::warn!(session = %key.session_ref(), error = %error, "not expired yet");
-                        }
+            Ok(Stored::Live(record)) => match Session::restore(*record, &self.asked()) {
+                Restoration::Resumed(_) => {}
+                Restoration::Refused(_, decision)
+                | Restoration::Overdue(decision)
+                | Restoration::Unfinished(decision) => {
+                    if let Err(error) = self.commit_ending(&decision.changes, None).await {
+                        tracing::warn!(session = %key.session_ref(), error = %error, "not expired yet");
                     }
                 }
-            }
+            },
             Ok(Stored::Ended(_) | Stored::Unreadable(_) | Stored::Absent) => {}
             Err(error) => tracing::warn!(session = %key.session_ref(), error = %error, "not expired yet"),
         }
@@ -78,11 +78,7 @@ impl Engine {
 
     /// Makes an ending durable, together with the delete that is owed for it. Without `owed`, the resume record in
     /// the ledger says what is owed.
-    pub(crate) async fn commit_ending(
-        &self,
-        changes: &[Change],
-        owed: Option<OwedDelete>,
-    ) -> Result<(), CommitError> {
+    pub(crate) async fn commit_ending(&self, changes: &[Change], owed: Option<OwedDelete>) -> Result<(), CommitError> {
         let mut writes: Vec<_> = changes.iter().cloned().map(Write::Session).collect();
         for change in changes {
             let Change::End(tombstone) = change else { continue };

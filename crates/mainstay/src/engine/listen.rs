@@ -40,9 +40,9 @@ impl Engine {
         let Some(cursor) = last_event_id else {
             return Ok(if self.has_listening(live) { self.read_listen(live, None, None) } else { Followed::NoStream });
         };
-        let event = EventId::parse(cursor).filter(|event| event.tag == live.key.tag()).ok_or_else(|| {
-            Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this session's")
-        })?;
+        let event = EventId::parse(cursor)
+            .filter(|event| event.tag == live.key.tag())
+            .ok_or_else(|| Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this session's"))?;
         if event.stream.is_listen() {
             let after = if event.stream.epoch == self.epoch.counter { event.sequence } else { 0 };
             return Ok(self.read_listen(live, Some(after), Some(cursor.to_owned())));
@@ -171,60 +171,37 @@ impl Engine {
     /// Answers a server's question with an error in the client's place.
     fn decline(&self, live: &Arc<Live>, original: &[u8], why: &str) {
         let answer = Bytes::from(error_message(Some(original), Code::Unavailable.json_rpc(), why, None));
-        let link = Arc::clone(&live.link);
-        spawn(async move {
-            if let Err(failure) = link.send(answer).await {
-                tracing::debug!(failure = %failure, "an answer did not reach the server");
-            }
-        });
+        let live = Arc::clone(live);
+        spawn(async move { forward(&live, answer).await });
     }
 
     /// A client's answer to a question of the server. One that nobody asked, or that was answered before, is dropped.
-    ///
-    /// # Errors
-    /// The server could not be reached; the question stays unanswered there.
-    pub async fn answer(&self, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) -> Result<(), Refused> {
-        let Some(span) = envelope.id.clone() else { return Ok(()) };
-        let Some(id) = RoutedId::decode(&message[span.clone()]) else { return Ok(()) };
+    pub async fn answer(&self, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) {
+        let Some(span) = envelope.id.clone() else { return };
+        let Some(id) = RoutedId::decode(&message[span.clone()]) else { return };
         // A question of an earlier worker is not in memory; the server knows whether it is still open.
         let earlier = id.stream.epoch < self.epoch.counter;
-        let Some(original) = live.answered(id.stream).or_else(|| earlier.then_some(id.original)) else {
-            return Ok(());
-        };
-        let answer = Bytes::from(splice(message, &[(span, &original)]));
-        self.forward(live, answer).await
+        let Some(original) = live.answered(id.stream).or_else(|| earlier.then_some(id.original)) else { return };
+        forward(live, splice(message, &[(span, &original)]).into()).await;
     }
 
     /// A client's notification. A cancellation reaches the one call that it names (R8).
-    ///
-    /// # Errors
-    /// The server could not be reached.
-    pub async fn notification(
-        self: &Arc<Self>,
-        live: &Arc<Live>,
-        message: &Bytes,
-        envelope: &Envelope,
-    ) -> Result<(), Refused> {
+    pub async fn notification(&self, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) {
         let method = envelope.method_name(message).map_or(Method::Other, |name| Method::of(&name));
-        if method == Method::Initialized {
-            live.link.confirm().await;
-            return Ok(());
-        }
-        let message = match (method, envelope.params.as_ref()) {
-            (Method::Cancelled, Some(params)) => {
-                let Some(span) = member(message, params, "requestId") else { return Ok(()) };
-                let original = message.slice(span.clone());
-                let Some(stream) = live.in_flight(&original) else { return Ok(()) };
-                let dressed = RoutedId { stream, original }.encode();
-                Bytes::from(splice(message, &[(span, &dressed)]))
+        match (method, envelope.params.as_ref()) {
+            (Method::Initialized, _) => {
+                let link = Arc::clone(&live.link);
+                shortly(async move { link.confirm().await }).await;
             }
-            _ => message.clone(),
-        };
-        self.forward(live, message).await
-    }
-
-    async fn forward(&self, live: &Arc<Live>, message: Bytes) -> Result<(), Refused> {
-        live.link.send(message).await.map_err(|failure| crate::engine::call::failed(&failure, &live.server))
+            (Method::Cancelled, Some(params)) => {
+                let Some(span) = member(message, params, "requestId") else { return };
+                let original = message.slice(span.clone());
+                let Some(stream) = live.in_flight(&original) else { return };
+                let dressed = RoutedId { stream, original }.encode();
+                forward(live, splice(message, &[(span, &dressed)]).into()).await;
+            }
+            _ => forward(live, message.clone()).await,
+        }
     }
 
     fn notice(self: &Arc<Self>, key: SessionKey, notice: Notice) {
@@ -259,6 +236,23 @@ impl Engine {
             Notice::Record(_) | Notice::Owed(_) => {}
         }
     }
+}
+
+/// Passes a notification or an answer on to the server. Nobody waits for what becomes of it.
+async fn forward(live: &Arc<Live>, message: Bytes) {
+    let live = Arc::clone(live);
+    shortly(async move {
+        if let Err(failure) = live.link.send(message).await {
+            tracing::debug!(session = %live.key.session_ref(), failure = %failure, "a message did not reach the server");
+        }
+    })
+    .await;
+}
+
+/// Waits a moment for `task`, so that what the client sends next comes after it; a server that hangs does not make the
+/// client hang, and the task goes on.
+async fn shortly(task: impl Future<Output = ()> + Send + 'static) {
+    let _ = tokio::time::timeout(SHORTLY, spawn(task)).await;
 }
 
 /// Reads what the links have to say, for as long as the worker lives.
@@ -299,6 +293,8 @@ fn declares(message: &[u8], names: &[&str], flag: Option<&str>) -> bool {
     })
 }
 
+/// How long a client waits for a one-way message to be passed on.
+const SHORTLY: Duration = Duration::from_secs(2);
 /// How long a server's question may stay open: long enough for a person, not for ever.
 const QUESTION_MAX: Duration = Duration::from_mins(10);
 
@@ -316,4 +312,3 @@ mod tests {
         assert!(!declares(b"{}", &["tools"], None));
     }
 }
-

@@ -45,9 +45,7 @@ impl Engine {
         if self.live.len() >= self.settings.sessions_max {
             return Err(Refused::new(Code::LimitReached, "the limit `sessions_max` of live sessions is reached"));
         }
-        let id = SessionId::from_entropy(
-            entropy().map_err(|error| Refused::new(Code::Internal, error.to_string()))?,
-        );
+        let id = SessionId::from_entropy(entropy().map_err(|error| Refused::new(Code::Internal, error.to_string()))?);
         let key = self.keyring.session_key(&id);
         let handshake = Handshake {
             key,
@@ -145,7 +143,8 @@ impl Engine {
             }
             Err(_elapsed) => {
                 opening.abort();
-                let mut refusal = Refused::new(Code::ServerUnreachable, "the server did not answer `initialize` in time");
+                let mut refusal =
+                    Refused::new(Code::ServerUnreachable, "the server did not answer `initialize` in time");
                 refusal.server = Some(served.server.name.clone());
                 Err(refusal)
             }
@@ -236,4 +235,3 @@ fn with_version(result: &Bytes, version: Version) -> Bytes {
 /// How long an HTTP server may take to answer `initialize` before it is answered for: a client's start must not hang
 /// on one bad server (U8, AC-04).
 const ANSWER_FOR_IT_AFTER: Duration = Duration::from_millis(800);
-

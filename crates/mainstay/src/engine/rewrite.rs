@@ -30,7 +30,8 @@ pub fn to_server(message: &Bytes, envelope: &Envelope, id: &RoutedId) -> Outgoin
 
 /// A server's response as it goes to the client: under the client's own id, with a notice if there is one (U6).
 pub fn to_client(message: &Bytes, envelope: &Envelope, original: &[u8], notice: Option<&[u8]>) -> Bytes {
-    let noticed = notice.zip(envelope.result.as_ref()).and_then(|(notice, result)| place_notice(message, result, notice));
+    let noticed =
+        notice.zip(envelope.result.as_ref()).and_then(|(notice, result)| place_notice(message, result, notice));
     let mut edits: Vec<(Span, &[u8])> = Vec::with_capacity(2);
     edits.extend(envelope.id.clone().map(|span| (span, original)));
     edits.extend(noticed.as_ref().map(|(span, text)| (span.clone(), text.as_slice())));

@@ -172,7 +172,8 @@ impl Reader {
             return Some(None);
         }
         let mut chunk = Vec::new();
-        for event in log.events.iter().filter(|event| event.sequence > self.cursor) {
+        let seen = self.cursor;
+        for event in log.events.iter().filter(|event| event.sequence > seen) {
             let id = self.stream.event_id(event.sequence, event.last);
             sse::encode(&mut chunk, Some(&id), None, &event.message);
             self.cursor = event.sequence;
@@ -217,10 +218,7 @@ mod tests {
         let stream = stream();
         stream.finish(Bytes::from_static(b"{}"));
         let text = rest(stream.read(None, None)).await;
-        assert_eq!(
-            text,
-            "id: 00000007-3-9-0-NDI\nretry: 4000\ndata: \n\nid: 00000007-3-9-1f-NDI\ndata: {}\n\n",
-        );
+        assert_eq!(text, "id: 00000007-3-9-0-NDI\nretry: 4000\ndata: \n\nid: 00000007-3-9-1f-NDI\ndata: {}\n\n",);
     }
 
     #[tokio::test]

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dashmap::DashMap;
 use mainstay_core::id::{ServerName, SessionKey, SessionRef};
-use mainstay_core::resume::ResumeRecord;
 use mainstay_core::session::SessionRecord;
-use mainstay_store::{Page, StoreError, Stored};
+use mainstay_store::{Page, ResumeSummary, StoreError, Stored};
 use mainstay_upstream::Reach;
 use serde::Serialize;
 
@@ -191,9 +190,8 @@ impl Engine {
     pub fn servers(&self) -> Vec<ServerView> {
         let view = |name: &ServerName, reach: &Reach| {
             let mine = self.live.iter().filter(|live| live.server.name == *name);
-            let (sessions, calls) = mine.fold((0, 0), |(sessions, calls), live| {
-                (sessions + 1, calls + live.activity().calls)
-            });
+            let (sessions, calls) =
+                mine.fold((0, 0), |(sessions, calls), live| (sessions + 1, calls + live.activity().calls));
             ServerView {
                 name: name.to_string(),
                 transport: match reach {
@@ -225,16 +223,16 @@ impl Engine {
     pub async fn session(&self, session_ref: SessionRef) -> Result<Vec<SessionView>, StoreError> {
         let mut views = Vec::new();
         for (key, stored) in self.store.find_ref(session_ref).await? {
-            let resume = self.store.resume_record(key).await?;
+            let resume = self.store.resume_record(key).await?.map(ResumeSummary::from);
             views.push(self.session_view(key, &stored, resume.as_ref()));
         }
         Ok(views)
     }
 
-    fn session_view(&self, key: SessionKey, stored: &Stored, resume: Option<&ResumeRecord>) -> SessionView {
+    fn session_view(&self, key: SessionKey, stored: &Stored, resume: Option<&ResumeSummary>) -> SessionView {
         let live = self.live.get(&key).map(|live| Arc::clone(&live));
         let memory = live.as_ref().map(|live| live.with_session(|session| session.record().clone()));
-        let now_linked = live.as_ref().and_then(|live| live.link.record());
+        let now_linked = live.as_ref().and_then(|live| live.link.record()).map(ResumeSummary::from);
         let resume = now_linked.as_ref().or(resume);
         let mut view = match (memory, stored) {
             (Some(record), _) => record_view(&record),

@@ -16,9 +16,9 @@ pub async fn run(engine: Arc<Engine>) {
                 Ok(Stored::Live(_)) => break,
                 Ok(Stored::Ended(_) | Stored::Absent | Stored::Unreadable(_)) => {
                     if let Some(held) = engine.take_held(&key) {
-                        tracing::info!(session = %key.session_ref(), pid = held.identity.pid, "ending a child without a session");
-                        engine.upstreams.custody().stop(held.child, GRACE).await;
-                        engine.upstreams.custody().forget(held.child).await;
+                        tracing::info!(session = %key.session_ref(), pid = held.identity.pid(), "ending a child without a session");
+                        engine.custody.stop(held.child, GRACE).await;
+                        engine.custody.forget(held.child).await;
                     }
                     break;
                 }

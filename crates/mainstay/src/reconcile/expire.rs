@@ -28,8 +28,22 @@ pub async fn run(engine: Arc<Engine>) {
     }
 }
 
+/// Finishes what an earlier worker had begun: drains of which the ledger knows, and sessions that came overdue
+/// meanwhile. Nothing is launched for it (S8, S9).
+pub async fn recover(engine: &Arc<Engine>) {
+    match engine.store.unfinished().await {
+        Ok(keys) => {
+            for key in keys {
+                engine.expire(key).await;
+            }
+        }
+        Err(error) => tracing::warn!(error = %error, "unfinished drains cannot be read"),
+    }
+    pass(engine).await;
+}
+
 /// One pass over everything that is overdue now.
-pub async fn pass(engine: &Arc<Engine>) {
+async fn pass(engine: &Arc<Engine>) {
     loop {
         let overdue = match engine.store.overdue(engine.now(), PASS_SESSIONS_MAX).await {
             Ok(overdue) => overdue,

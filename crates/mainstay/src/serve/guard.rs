@@ -27,7 +27,8 @@ impl Guard {
     pub fn check(&self, headers: &HeaderMap) -> Result<(), Refused> {
         if let Some(host) = headers.get(HOST).filter(|_| !self.any_host) {
             let name = host.to_str().ok().map(host_name);
-            let known = name.is_some_and(|name| is_loopback(name) || self.allowed_hosts.iter().any(|host| host == name));
+            let known =
+                name.is_some_and(|name| is_loopback(name) || self.allowed_hosts.iter().any(|host| host == name));
             if !known {
                 let text = "the `Host` header is not allowed here; add it to `serve.allowed_hosts`";
                 return Err(Refused::new(Code::OriginRefused, text));

@@ -87,7 +87,7 @@ async fn post(
             let reply = front.engine.request(&live, message).await?;
             return Ok(respond(front, &live, reply));
         }
-        one_way(front, &live, &message).await?;
+        one_way(front, &live, &message).await;
     }
     Ok(reply::empty(StatusCode::ACCEPTED))
 }
@@ -108,8 +108,9 @@ async fn initialize(
         let served = engine.served(&served_name)?;
         engine.open(&principal, served, params).await
     });
-    let welcome =
-        opening.await.map_err(|_| Refused::new(Code::Internal, "the opening of the session failed in the gateway"))??;
+    let welcome = opening
+        .await
+        .map_err(|_| Refused::new(Code::Internal, "the opening of the session failed in the gateway"))??;
     Ok(reply::welcome(&welcome.id, result_message(&request.id(), &welcome.result).into()))
 }
 
@@ -122,7 +123,7 @@ async fn many(front: &Arc<Front>, live: &Arc<Live>, messages: Vec<Request>) -> R
     let (requests, others): (Vec<_>, Vec<_>) =
         messages.into_iter().partition(|message| message.envelope.kind == Kind::Request);
     for message in &others {
-        one_way(front, live, message).await?;
+        one_way(front, live, message).await;
     }
     if requests.is_empty() {
         return Ok(reply::empty(StatusCode::ACCEPTED));
@@ -132,11 +133,11 @@ async fn many(front: &Arc<Front>, live: &Arc<Live>, messages: Vec<Request>) -> R
 }
 
 /// A notification, or an answer to a question of the server.
-async fn one_way(front: &Arc<Front>, live: &Arc<Live>, message: &Request) -> Result<(), Refused> {
+async fn one_way(front: &Arc<Front>, live: &Arc<Live>, message: &Request) {
     match message.envelope.kind {
         Kind::Notification => front.engine.notification(live, &message.message, &message.envelope).await,
         Kind::Result | Kind::Error => front.engine.answer(live, &message.message, &message.envelope).await,
-        Kind::Request => Ok(()),
+        Kind::Request => {}
     }
 }
 
@@ -218,7 +219,8 @@ fn parse(body: &Bytes, id: &mut Bytes) -> Result<Posted, Refused> {
     let invalid = |text: String| Refused::new(Code::RequestInvalid, text);
     let elements = batch(body).map_err(|error| invalid(format!("the body is not JSON: {error}")))?;
     let batched = elements.is_some();
-    let parts = elements.map_or_else(|| vec![body.clone()], |spans| spans.into_iter().map(|span| body.slice(span)).collect());
+    let parts =
+        elements.map_or_else(|| vec![body.clone()], |spans| spans.into_iter().map(|span| body.slice(span)).collect());
     if parts.is_empty() {
         return Err(invalid("an empty batch asks for nothing".to_owned()));
     }
@@ -260,7 +262,8 @@ fn version_fits(live: &Live, headers: &HeaderMap) -> Result<(), Refused> {
     if value.to_str().ok().and_then(Version::parse).is_some() {
         return Ok(());
     }
-    let text = format!("the `MCP-Protocol-Version` header names no version of this session, which speaks {}", live.version);
+    let text =
+        format!("the `MCP-Protocol-Version` header names no version of this session, which speaks {}", live.version);
     Err(Refused::new(Code::VersionUnsupported, text))
 }
 

@@ -12,9 +12,9 @@ use http_body::{Body, Frame, SizeHint};
 use mainstay_core::code::{Code, TerminalStatus};
 use mainstay_core::id::SessionId;
 
-use crate::engine::Refused;
 use crate::engine::call::refusal_message;
 use crate::engine::stream::Reader;
+use crate::engine::{Engine, Refused};
 
 /// The body of an answer.
 pub enum Answer {
@@ -28,10 +28,7 @@ impl Body for Answer {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Events(events) => {
@@ -71,7 +68,11 @@ pub fn welcome(id: &SessionId, message: Bytes) -> Response<Answer> {
 }
 
 /// A stream as `text/event-stream`. It ends when `until` resolves: the client comes back by its last event id.
-pub fn events<T: Send + 'static>(reader: Reader, kept: T, until: impl Future<Output = ()> + Send + 'static) -> Response<Answer> {
+pub fn events<T: Send + 'static>(
+    reader: Reader,
+    kept: T,
+    until: impl Future<Output = ()> + Send + 'static,
+) -> Response<Answer> {
     let until = Box::pin(until);
     let chunks = futures_util::stream::unfold((reader, kept, until), |(mut reader, kept, mut until)| async move {
         let chunk = tokio::select! {
@@ -143,6 +144,13 @@ fn tell(refused: &Refused, terminal: TerminalStatus) -> Refused {
         (Code::OtherPrincipal, TerminalStatus::Spec) => Refused { code: Code::SessionUnknown, ..refused.clone() },
         (_, TerminalStatus::Spec | TerminalStatus::Distinct) => refused.clone(),
     }
+}
+
+/// A path that leads nowhere. Not 404 alone: a client takes that for a lost session, so it is told where to go.
+pub fn no_such_path(engine: &Engine) -> Response<Answer> {
+    let paths: Vec<_> = engine.servers().into_iter().map(|server| server.path).collect();
+    let text = format!("nothing is here; the servers are at: {}", paths.join(", "));
+    refusal(&Refused::new(Code::ServerUnknown, text), b"", TerminalStatus::Spec)
 }
 
 /// `/healthz` and `/readyz`.
