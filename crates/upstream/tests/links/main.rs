@@ -9,12 +9,15 @@
     clippy::print_stderr,
     reason = "a server speaks on stdout, and a failed test shows its log"
 )]
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test picks what it looks for")]
 #![expect(clippy::disallowed_methods, reason = "tests are their own home of tasks, time and variables")]
 
+mod children;
 mod dialects;
 mod fake;
 mod listening;
 mod once;
+mod play;
 mod sessions;
 mod streams;
 mod support;

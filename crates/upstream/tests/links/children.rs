@@ -1,0 +1,385 @@
+//! Children: spoken to, killed, and handed from worker to worker.
+
+use std::collections::HashSet;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mainstay_keeper::ProcessIdentity;
+use mainstay_upstream::{
+    Answer, Ending, Failure, Incoming, Link, ListsChanged, Notice, Outcome, Reach, Server, parse_label,
+};
+use serde_json::{Value, json};
+
+use crate::fake::big;
+use crate::play::{Stage, perform};
+use crate::support::{
+    BOUND, Bench, EPOCH, eventually, handshake, request, routed, routed_of, text, tool, tool_of, whole,
+};
+
+/// Each test is a scenario that a worker plays.
+macro_rules! scenarios {
+    ($($name:ident => $play:path),* $(,)?) => {
+        $(#[test] fn $name() { perform(stringify!($name)); })*
+
+        /// Plays the scenario of that name.
+        pub(crate) async fn play(name: &str, stage: Stage) {
+            match name {
+                $(stringify!($name) => $play(stage).await,)*
+                _ => panic!("there is no scenario {name}"),
+            }
+        }
+    };
+}
+
+scenarios! {
+    c5_a_child_is_told_initialize_initialized_and_then_the_calls => speaks,
+    r7_what_a_child_says_finds_its_owner => owners,
+    ac_08_large_and_noisy_answers_leave_the_child_alone => large,
+    ac_07_1_a_killed_child_is_noticed_and_the_next_is_brought_to_where_it_was => killed,
+    c3_a_call_that_the_child_never_had_goes_to_the_next_one => never_had,
+    u5_a_safe_call_is_repeated_on_the_next_child => repeated,
+    ac_07_3_children_that_do_not_stay_up_are_not_started_all_the_time => unstable,
+    ac_07_4_a_child_that_never_speaks_is_an_error_with_its_last_words => mute,
+    ac_07_5_progress_does_not_extend_the_handshake => endless,
+    c8_the_answer_to_an_earlier_workers_call_arrives => handed_over,
+    c8_an_answer_that_came_early_is_parked => parked,
+    t5_a_child_ends_with_its_session_and_stays_for_the_next_worker => endings,
+    u7_an_abandoned_start_leaves_no_child_behind => abandoned,
+}
+
+fn bench(stage: &Stage) -> Bench {
+    Bench::with(Some(stage.custody.clone()), EPOCH)
+}
+
+async fn pid(link: &Link, number: u64) -> u32 {
+    let said = text(link, tool(number, "whoami", json!({}))).await.unwrap();
+    said.split(' ').next().unwrap().parse().unwrap()
+}
+
+fn is_alive(pid: u32) -> bool {
+    ProcessIdentity::of(pid).unwrap().is_some()
+}
+
+fn kill(pid: u32) {
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+}
+
+async fn told(stage: &Stage, what: &str) {
+    eventually(what, || stage.trace().iter().any(|(_, seen)| seen == what).then_some(())).await;
+}
+
+async fn speaks(stage: Stage) {
+    let bench = bench(&stage);
+    let (link, opened) = bench.open(&Arc::new(stage.server(""))).await.unwrap();
+    assert_eq!(&*opened.version, "2025-11-25");
+    assert!(link.opened());
+    assert_eq!(link.record().unwrap().initialize_result, opened.result);
+    link.confirm().await;
+    link.confirm().await;
+    assert_eq!(text(&link, tool(1, "echo", json!({"text": "hi\n\u{1f980}"}))).await.unwrap(), "hi\n\u{1f980}");
+    assert_eq!(stage.last_told(), ["initialize", "notifications/initialized", "tools/call"]);
+    // Answers in another order than the questions.
+    let calls = (0..40).map(|number| {
+        let link = Arc::clone(&link);
+        tokio::spawn(async move {
+            let said = number.to_string();
+            assert_eq!(text(&link, tool(100 + number, "echo", json!({"text": said}))).await.unwrap(), said);
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        call.await.unwrap();
+    }
+    let environment = text(&link, tool(2, "env", json!({}))).await.unwrap();
+    let names: HashSet<&str> = environment.split(' ').collect();
+    assert!(names.contains("PATH") && names.contains("MAINSTAY_CHILD"), "{names:?}");
+    assert!(!names.contains("CANARY"), "{names:?}");
+    assert!(link.call(tool(3, "whoami", json!({}))).await.is_ok());
+}
+
+async fn owners(stage: Stage) {
+    let mut bench = bench(&stage);
+    let link = bench.ready(&Arc::new(stage.server(""))).await;
+    let progress = (0..10).map(|number| {
+        let link = Arc::clone(&link);
+        tokio::spawn(async move {
+            let call = tool(number, "prog", json!({"n": 5}));
+            let token =
+                serde_json::from_slice::<Value>(&call.message).unwrap()["params"]["_meta"]["progressToken"].clone();
+            let (before, _) = whole(link.call(call).await).await.unwrap();
+            let steps: Vec<_> = before.iter().map(|message| message["params"]["progress"].as_u64().unwrap()).collect();
+            assert_eq!(steps, [1, 2, 3, 4, 5]);
+            assert!(before.iter().all(|message| message["params"]["progressToken"] == token));
+        })
+    });
+    for call in progress.collect::<Vec<_>>() {
+        call.await.unwrap();
+    }
+    let (before, _) = whole(link.call(tool(20, "log", json!({}))).await).await.unwrap();
+    assert_eq!(before.len(), 1, "{before:?}");
+    assert_eq!(before[0]["method"], "notifications/message");
+    assert_eq!(bench.message().await["method"], "notifications/tools/list_changed");
+
+    let Answer::Stream(mut stream) = link.call(tool(21, "ask", json!({}))).await.unwrap() else {
+        panic!("the question comes before the answer");
+    };
+    let Incoming::Message(question) = stream.next().await.unwrap() else { panic!("it asks first") };
+    let question: Value = serde_json::from_slice(&question).unwrap();
+    assert_eq!(question["method"], "sampling/createMessage");
+    let reply = json!({"jsonrpc": "2.0", "id": question["id"], "result": {"text": "because"}});
+    link.send(reply.to_string().into()).await.unwrap();
+    let (_, response) = whole(Ok(Answer::Stream(stream))).await.unwrap();
+    assert_eq!(response["result"]["content"][0]["text"], "because");
+    assert_eq!(text(&link, tool(22, "pinged", json!({}))).await.unwrap(), "{}");
+
+    // Two calls under one id at the same time can't both be right.
+    let held = tool(23, "hold", json!({"file": "go"}));
+    let second = Arc::clone(&link);
+    let copy = held.clone();
+    let first = tokio::spawn(async move { text(&second, copy).await });
+    eventually("the first", || {
+        (stage.trace().iter().filter(|(_, what)| what == "tools/call").count() == 14).then_some(())
+    })
+    .await;
+    assert!(matches!(link.call(held).await, Err(Failure::Protocol { .. })));
+    stage.write("go", "");
+    assert_eq!(first.await.unwrap().unwrap(), "waited");
+}
+
+async fn large(stage: Stage) {
+    let bench = bench(&stage);
+    let server = Server { message_bytes_max: 12 * 1024 * 1024, ..stage.server("") };
+    let link = bench.ready(&Arc::new(server)).await;
+    let before = pid(&link, 1).await;
+    const MEBIBYTE: usize = 1024 * 1024;
+    assert!(text(&link, tool(2, "big", json!({"bytes": 8 * MEBIBYTE}))).await.unwrap() == big(8 * MEBIBYTE));
+    // Above the limit of the server, and above what the keeper keeps.
+    for (number, mebibytes) in [(3, 13), (4, 18)] {
+        let (large, small) = tokio::join!(
+            text(&link, tool(number, "big", json!({"bytes": mebibytes * MEBIBYTE}))),
+            text(&link, tool(10 + number, "echo", json!({"text": "small"}))),
+        );
+        assert!(matches!(large, Err(Failure::Oversize { .. })), "{mebibytes}");
+        assert_eq!(small.unwrap(), "small");
+    }
+    assert_eq!(text(&link, tool(5, "noise", json!({}))).await.unwrap(), "done");
+    assert_eq!(pid(&link, 6).await, before);
+}
+
+async fn killed(stage: Stage) {
+    let mut bench = bench(&stage);
+    let link = bench.ready(&Arc::new(stage.server(""))).await;
+    whole(link.call(request(&routed(1), "tools/list", &json!({}))).await).await.unwrap();
+    link.remember_level("debug".into());
+    link.remember_subscription("file:///x".into());
+    let first = pid(&link, 2).await;
+    let held = Arc::clone(&link);
+    let call = tokio::spawn(async move { text(&held, tool(3, "hold", json!({"file": "never"}))).await });
+    eventually("the call", || {
+        (stage.trace().iter().filter(|(_, what)| what == "tools/call").count() == 2).then_some(())
+    })
+    .await;
+    kill(first);
+    let began = Instant::now();
+    let failure = call.await.unwrap().unwrap_err();
+    assert!(began.elapsed() < Duration::from_secs(2));
+    assert_eq!(failure.outcome(), Outcome::Unknown);
+    assert!(failure.to_string().contains("signal 9"), "{failure}");
+
+    let second = text(&link, tool(4, "whoami", json!({}))).await.unwrap();
+    assert!(second.ends_with(" debug,file:///x") && !second.starts_with(&first.to_string()), "{second}");
+    let told = stage.last_told();
+    let expected = [
+        "initialize",
+        "notifications/initialized",
+        "logging/setLevel",
+        "resources/subscribe",
+        "tools/list",
+        "tools/call",
+    ];
+    assert_eq!(told[..expected.len()], expected);
+    let (reason, lists) = bench.remade().await;
+    assert!(reason.contains("signal 9"), "{reason}");
+    assert_eq!(lists, ListsChanged::Same);
+    assert_eq!(link.record().unwrap().remade_count, 1);
+}
+
+async fn never_had(stage: Stage) {
+    let bench = bench(&stage);
+    let link = bench.ready(&Arc::new(stage.server("deaf"))).await;
+    told(&stage, "notifications/initialized").await;
+    let deaf = stage.trace()[0].0;
+    // More than a pipe takes, so that the child can have neither of the frames whole.
+    let said = "y".repeat(1024 * 1024);
+    let calls = [1, 2].map(|number| {
+        let (link, said) = (Arc::clone(&link), said.clone());
+        tokio::spawn(
+            async move { assert!(text(&link, tool(number, "echo", json!({"text": said}))).await.unwrap() == said) },
+        )
+    });
+    // Give them the time to be written as far as they can be; nothing tells how far that is.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(calls.iter().all(|call| !call.is_finished()));
+    kill(deaf);
+    for call in calls {
+        call.await.unwrap();
+    }
+    let calls = stage.trace().into_iter().filter(|(_, what)| what == "tools/call").count();
+    assert_eq!((calls, bench.upstreams.counts().repeated), (2, 0));
+}
+
+async fn repeated(stage: Stage) {
+    let bench = bench(&stage);
+    let link = bench.ready(&Arc::new(stage.server(""))).await;
+    whole(link.call(request(&routed(1), "tools/list", &json!({}))).await).await.unwrap();
+    let first = pid(&link, 2).await;
+    let held = Arc::clone(&link);
+    let call = tokio::spawn(async move { text(&held, tool(3, "wait", json!({"file": "go"}))).await });
+    eventually("the call", || {
+        (stage.trace().iter().filter(|(_, what)| what == "tools/call").count() == 2).then_some(())
+    })
+    .await;
+    kill(first);
+    stage.write("go", "");
+    assert_eq!(call.await.unwrap().unwrap(), "waited");
+    assert_ne!(pid(&link, 4).await, first);
+    assert_eq!(bench.upstreams.counts().repeated, 1);
+}
+
+async fn unstable(stage: Stage) {
+    let bench = bench(&stage);
+    let server = Server { patience: Duration::from_millis(1500), ..stage.server("") };
+    let link = bench.ready(&Arc::new(server)).await;
+    let mut unreachable = 0;
+    for number in 0..6 {
+        match text(&link, tool(number, "die", json!({}))).await.unwrap_err() {
+            Failure::OutcomeUnknown { cause, .. } => {
+                assert!(cause.contains("status 5") && cause.contains("out of memory"))
+            }
+            Failure::Unreachable { cause, .. } => {
+                assert!(cause.contains("does not stay up"), "{cause}");
+                unreachable += 1;
+            }
+            other => panic!("{other}"),
+        }
+    }
+    let starts = stage.trace().into_iter().filter(|(_, what)| what == "initialize").count();
+    assert_eq!((starts, unreachable), (3, 3));
+}
+
+async fn mute(stage: Stage) {
+    let bench = bench(&stage);
+    let began = Instant::now();
+    let failure = bench.open(&Arc::new(stage.server("exit-before-output"))).await.unwrap_err();
+    assert!(began.elapsed() < Duration::from_secs(5));
+    let Failure::ChildExited { exit, stderr_tail, .. } = &failure else { panic!("{failure}") };
+    assert_eq!(exit.code, Some(3));
+    assert!(stderr_tail.contains("cannot open the database"), "{stderr_tail}");
+    assert!(failure.to_string().contains("exited with status 3"), "{failure}");
+
+    let missing = |program: &str, cwd: Option<&str>| {
+        let (program, cwd) = (program.into(), cwd.map(Into::into));
+        Arc::new(crate::support::server(Reach::Child { program, args: Vec::new(), env: Vec::new(), cwd }))
+    };
+    for server in [missing("/no/such/program", None), missing("cat", Some("/no/such/directory"))] {
+        let failure = bench.open(&server).await.unwrap_err();
+        assert!(matches!(failure, Failure::Configuration { .. }), "{failure}");
+        assert!(failure.to_string().contains("/no/such/"), "{failure}");
+    }
+}
+
+async fn endless(stage: Stage) {
+    let bench = bench(&stage);
+    let server = Server {
+        handshake_bound: Duration::from_millis(500),
+        stop_grace: Duration::from_millis(200),
+        ..stage.server("progress-forever")
+    };
+    let began = Instant::now();
+    let failure = bench.open(&Arc::new(server)).await.unwrap_err();
+    assert!(failure.is_unreachable(), "{failure}");
+    assert!(began.elapsed() < Duration::from_secs(2));
+    let pid = stage.trace()[0].0;
+    eventually("its end", || (!is_alive(pid)).then_some(())).await;
+}
+
+/// The first worker dies in the middle of a call; the second takes the child over.
+async fn take_over(mut stage: Stage) -> (Bench, Stage, Arc<Link>) {
+    if stage.number == 1 {
+        let bench = bench(&stage);
+        let link = bench.ready(&Arc::new(stage.server(""))).await;
+        let _call = tokio::spawn(async move { text(&link, tool(1, "hold", json!({"file": "go"}))).await });
+        told(&stage, "tools/call").await;
+        std::process::abort();
+    }
+    let bench = Bench::with(Some(stage.custody.clone()), EPOCH + 1);
+    let server = Arc::new(stage.server(""));
+    let held = stage.held.pop().unwrap();
+    assert!(stage.held.is_empty());
+    let label = parse_label(&held.label).unwrap();
+    assert_eq!((label.session, label.fingerprint), (handshake().key, server.fingerprint()));
+    assert_eq!((label.server.as_str(), held.identity.pid()), ("srv", stage.trace()[0].0));
+    let handshake = mainstay_upstream::Handshake { confirmed: true, ..handshake() };
+    let link = Link::restore(&bench.upstreams, &server, handshake, None, Some(held), bench.sender.clone());
+    assert!(link.opened());
+    (bench, stage, link)
+}
+
+async fn handed_over(stage: Stage) {
+    let (mut bench, stage, link) = take_over(stage).await;
+    let Some(Answer::Stream(stream)) = link.rejoin(&routed_of(EPOCH, 1)) else { panic!("it is still to come") };
+    assert!(link.rejoin(&routed_of(EPOCH, 1)).is_none());
+    assert!(link.rejoin(&routed_of(EPOCH + 1, 1)).is_none());
+    stage.write("go", "");
+    let (_, response) = whole(Ok(Answer::Stream(stream))).await.unwrap();
+    assert_eq!(response["result"]["content"][0]["text"], "waited");
+    // New calls meet the same process, which was told everything once.
+    assert_eq!(text(&link, tool_of(EPOCH + 1, 2, "echo", json!({}))).await.unwrap(), "ok");
+    assert_eq!(stage.last_told(), ["initialize", "notifications/initialized", "tools/call", "tools/call"]);
+    assert!(bench.waiting().is_empty());
+}
+
+async fn parked(stage: Stage) {
+    let (_bench, stage, link) = take_over(stage).await;
+    stage.write("go", "");
+    told(&stage, "answered hold").await;
+    // What is answered later comes later.
+    assert_eq!(text(&link, tool_of(EPOCH + 1, 2, "echo", json!({}))).await.unwrap(), "ok");
+    let Some(Answer::Whole(response)) = link.rejoin(&routed_of(EPOCH, 1)) else { panic!("it has come") };
+    let response: Value = serde_json::from_slice(&response).unwrap();
+    assert_eq!(response["result"]["content"][0]["text"], "waited");
+    // Nobody waits twice for the same; the call of a child that is dead is an unknown outcome.
+    let Some(Answer::Stream(mut stream)) = link.rejoin(&routed_of(EPOCH, 99)) else { panic!("it could be") };
+    kill(stage.trace()[0].0);
+    let failure = tokio::time::timeout(BOUND, stream.next()).await.unwrap().unwrap_err();
+    assert!(matches!(failure, Failure::OutcomeUnknown { .. }), "{failure}");
+    assert!(link.rejoin(&routed_of(EPOCH, 98)).is_none());
+}
+
+async fn endings(stage: Stage) {
+    let bench = bench(&stage);
+    let server = Arc::new(Server { stop_grace: Duration::from_millis(500), ..stage.server("") });
+    let link = bench.ready(&server).await;
+    let first = pid(&link, 1).await;
+    assert_eq!(link.end(Ending::Delete).await, None);
+    eventually("its end", || (!is_alive(first)).then_some(())).await;
+    assert!(matches!(text(&link, tool(2, "echo", json!({}))).await, Err(Failure::Ended { .. })));
+
+    let link = bench.ready(&server).await;
+    let second = pid(&link, 3).await;
+    assert_eq!(link.end(Ending::KeepForResume).await, None);
+    assert!(matches!(text(&link, tool(4, "echo", json!({}))).await, Err(Failure::Ended { .. })));
+    drop(link);
+    assert!(is_alive(second));
+}
+
+async fn abandoned(stage: Stage) {
+    let mut bench = bench(&stage);
+    let server = Arc::new(Server { stop_grace: Duration::from_millis(500), ..stage.server("") });
+    let opening = tokio::time::timeout(Duration::from_millis(1), bench.open(&server));
+    assert!(opening.await.is_err());
+    told(&stage, "initialize").await;
+    let pid = stage.trace()[0].0;
+    eventually("its end", || (!is_alive(pid)).then_some(())).await;
+    assert!(bench.waiting().iter().all(|notice| matches!(notice, Notice::Record(_))));
+}
