@@ -24,6 +24,7 @@ use crate::handshake::{Handshake, Opened};
 use crate::kept::{self, Kept};
 use crate::notice::{Notice, Notices};
 use crate::server::Server;
+use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
 use crate::wire::lock;
 
@@ -56,6 +57,8 @@ pub(crate) struct Child {
 struct State {
     kept: Kept,
     current: Option<Current>,
+    /// The process before it, which may have answered calls of earlier workers.
+    previous: Option<Arc<Running>>,
     /// Processes in a row that did not stay up.
     failures: u32,
 }
@@ -85,19 +88,30 @@ impl Child {
     ) -> Arc<Self> {
         let destination = upstreams.destination(server);
         let notices = Arc::new(Notices::new(handshake.key, notices));
+        let recorded = record.is_some();
         let fitting = record.filter(|record| kept::fits(record, &destination));
-        let kept = Kept::new(upstreams, handshake, fitting.as_ref());
+        let mut kept = Kept::new(upstreams, handshake, fitting.as_ref());
         let custody = upstreams.parts.custody.clone();
-        let current = custody.zip(held).map(|(custody, held)| {
+        let current = custody.zip(held).and_then(|(custody, held)| {
+            let own = parse_label(&held.label).is_some_and(|label| label.fingerprint == destination.fingerprint);
+            if !own {
+                // Another definition's process can't serve this one (C9, T4).
+                kept.mark_stale();
+                spawn(running::dismiss(custody, held, server.stop_grace));
+                return None;
+            }
             let parts = (upstreams, &destination);
             let (running, pump) = Running::start(parts, &notices, custody, (held.child, held.events), true);
             // The earlier worker told it the handshake right after it was started.
             if kept.handshake.confirmed {
                 running.mark_initialized();
             }
-            Current { running, pump }
+            Some(Current { running, pump })
         });
-        let state = Mutex::new(State { kept, current, failures: 0 });
+        if recorded && fitting.is_none() {
+            kept.mark_stale();
+        }
+        let state = Mutex::new(State { kept, current, previous: None, failures: 0 });
         Arc::new(Self { upstreams: Arc::clone(upstreams), destination, notices, state, flight: Flight::default() })
     }
 
@@ -164,24 +178,27 @@ impl Child {
         Ok(())
     }
 
-    pub(crate) async fn send(self: &Arc<Self>, message: Bytes) -> Result<(), Failure> {
-        for _ in 0..PLACE_TRIES_MAX {
-            let running = self.running().await?;
-            match running.write(message.clone()).await {
-                Ok(_) => return Ok(()),
-                Err(WriteError::Gone) => self.settle_end(&running).await?,
-                Err(error @ (WriteError::TooLong | WriteError::LineEnd)) => {
-                    return Err(self.protocol(&format!("the message can't be written: {error}")));
-                }
+    /// Sends to the process that is there. None is started for it: answers and news are for the one they were meant for.
+    pub(crate) async fn send(&self, message: Bytes) -> Result<(), Failure> {
+        let gone = || self.unreachable("its process has ended".into());
+        let running = self.alive().ok_or_else(gone)?;
+        match running.write(message).await {
+            Ok(_) => Ok(()),
+            Err(WriteError::Gone) => Err(gone()),
+            Err(error @ (WriteError::TooLong | WriteError::LineEnd)) => {
+                Err(self.protocol(&format!("the message can't be written: {error}")))
             }
         }
-        Err(self.unreachable("its process ends as soon as it is started".into()))
     }
 
     pub(crate) fn rejoin(self: &Arc<Self>, id: &RoutedId) -> Option<Answer> {
         let raw = Bytes::from(id.encode());
-        let running = lock(&self.state).current.as_ref().map(|current| Arc::clone(&current.running))?;
-        if let Some(answer) = running.take_parked(&raw) {
+        let (running, previous) = {
+            let state = lock(&self.state);
+            (state.current.as_ref().map(|current| Arc::clone(&current.running))?, state.previous.clone())
+        };
+        let parked = running.take_parked(&raw).or_else(|| previous?.take_parked(&raw));
+        if let Some(answer) = parked {
             return Some(Answer::Whole(answer));
         }
         if !running.adopted || id.stream.epoch >= self.upstreams.parts.epoch {

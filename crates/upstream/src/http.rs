@@ -24,7 +24,7 @@ use crate::notice::{Notice, Notices};
 use crate::server::Server;
 use crate::settle;
 use crate::upstreams::{Destination, Upstreams};
-use crate::wire::lock;
+use crate::wire::{self, lock};
 
 pub(crate) use answer::HttpStream;
 pub(crate) use listen::Ears;
@@ -116,7 +116,7 @@ impl Tries {
 /// A call that got as far as an answer.
 pub(crate) enum Dispatched {
     Whole(Bytes),
-    Events(Events, Arc<Session>),
+    Events(Box<Events>, Arc<Session>),
 }
 
 /// What one attempt at a call came to.
@@ -283,7 +283,8 @@ impl Http {
             match self.deliver(&session, message.clone()).await {
                 Ok(()) => return Ok(()),
                 Err(Step::SessionLost { reason, .. }) => {
-                    if tries.lost {
+                    // An answer to a question of the lost session is of no use in another one.
+                    if tries.lost || wire::is_response(&message) {
                         return Err(Failure::LostAgain { server: self.server().name.clone() });
                     }
                     tries.lost = true;

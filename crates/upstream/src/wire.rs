@@ -46,6 +46,11 @@ pub(crate) fn sort(envelope: &Envelope, message: &[u8]) -> Sort {
     }
 }
 
+/// Whether `message` is an answer.
+pub(crate) fn is_response(message: &[u8]) -> bool {
+    envelope::scan(message).is_ok_and(|envelope| matches!(envelope.kind, Kind::Result | Kind::Error))
+}
+
 /// The raw id of `message`, unless it is absent or null.
 pub(crate) fn id_of<'a>(envelope: &Envelope, message: &'a [u8]) -> Option<&'a [u8]> {
     message.get(envelope.id.clone()?).filter(|id| !envelope::is_null(id))

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::wire::envelope::{self, Envelope, Kind};
-use mainstay_keeper::client::{ChildEvent, Custody, WriteError};
+use mainstay_keeper::client::{ChildEvent, Custody, Held, WriteError};
 use mainstay_keeper::{ChildId, Exit};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -44,6 +44,8 @@ pub(super) struct Running {
     notices: Arc<Notices>,
     table: Mutex<Table>,
     exited: Notify,
+    /// Told when there is something to acknowledge in a while.
+    due: Notify,
 }
 
 #[derive(Default)]
@@ -138,6 +140,7 @@ impl Running {
             notices: Arc::clone(notices),
             table: Mutex::default(),
             exited: Notify::new(),
+            due: Notify::new(),
         });
         let pump = spawn(Arc::clone(&running).pump(events)).abort_handle();
         (running, pump)
@@ -197,6 +200,7 @@ impl Running {
     pub(super) fn delivered(&self, number: u64) {
         let through = lock(&self.table).acks.delivered(number);
         self.acknowledge(through);
+        self.due.notify_one();
     }
 
     /// Lets the keeper drop what was handed on already.
@@ -220,6 +224,11 @@ impl Running {
                 event = events.recv() => event,
                 _ = ticks.tick(), if due => {
                     self.tick();
+                    continue;
+                }
+                () = self.due.notified(), if !due => {
+                    // The pause before the first tick is a whole one.
+                    ticks.reset();
                     continue;
                 }
             };
@@ -417,13 +426,11 @@ impl Table {
 
     /// An error without an id answers the only call there is, if there is only one.
     fn place_nameless(&mut self, number: u64, bytes: &Bytes) -> bool {
-        if self.pending.len() != 1 {
-            return false;
-        }
-        for (_, entry) in self.pending.drain() {
-            let Some(bytes) = dialect::answer_with_id(bytes, &entry.id) else { return false };
-            entry.slot.push(Delivery::Response { bytes: bytes.into(), number });
-        }
+        let mut waiting = self.pending.values();
+        let (Some(entry), None) = (waiting.next(), waiting.next()) else { return false };
+        let Some(bytes) = dialect::answer_with_id(bytes, &entry.id) else { return false };
+        entry.slot.push(Delivery::Response { bytes: bytes.into(), number });
+        self.pending.clear();
         true
     }
 
@@ -496,7 +503,24 @@ impl Drop for Waiting {
         }
         drop(table);
         self.running.acknowledge(through);
+        self.running.due.notify_one();
     }
+}
+
+/// Ends a process that nobody will use, and has the keeper forget it.
+pub(super) async fn dismiss(custody: Custody, mut held: Held, grace: Duration) {
+    custody.stop(held.child, grace).await;
+    let ended = tokio::time::timeout(DISMISS_BOUND + 2 * grace, async {
+        while let Some(event) = held.events.recv().await {
+            if let ChildEvent::Exited(_) = event {
+                return;
+            }
+        }
+    });
+    if ended.await.is_err() {
+        tracing::warn!(child = %held.child, "a child of an earlier definition did not end in time");
+    }
+    custody.forget(held.child).await;
 }
 
 /// Marks the child as told `initialized`, or asks whether it was.
@@ -525,6 +549,9 @@ const EDGE_BYTES: usize = 4096;
 
 /// How much of a stray line is logged.
 const LOGGED_BYTES_MAX: usize = 200;
+
+/// How long a child that is not wanted may take to end, beyond its grace.
+const DISMISS_BOUND: Duration = Duration::from_secs(10);
 
 /// How long a reply to the child may wait for its stdin.
 const REPLY_BOUND: Duration = Duration::from_secs(10);

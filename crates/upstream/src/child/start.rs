@@ -94,7 +94,7 @@ impl Child {
     }
 
     /// The process that is alive, whether it was told `initialized` or not.
-    fn alive(&self) -> Option<Arc<Running>> {
+    pub(super) fn alive(&self) -> Option<Arc<Running>> {
         let state = lock(&self.state);
         let current = state.current.as_ref().filter(|current| !current.running.is_over())?;
         Some(Arc::clone(&current.running))
@@ -117,8 +117,11 @@ impl Child {
                 }
                 // The record of a process that nobody holds any more.
                 None => {
-                    let lost = state.kept.opened.is_some();
-                    let reason = lost.then(|| "its process ended with the gateway".to_owned());
+                    let reason = match (state.kept.take_stale(), state.kept.opened.is_some()) {
+                        (true, _) => Some("the definition of the server has changed".to_owned()),
+                        (false, true) => Some("its process ended with the gateway".to_owned()),
+                        (false, false) => None,
+                    };
                     (reason, spawn::respawn_pause(state.failures))
                 }
             }
@@ -239,7 +242,8 @@ impl Child {
                 if let Some(reason) = &reason {
                     state.kept.remake(reason);
                 }
-                state.current = Some(Current { running: Arc::clone(&running), pump });
+                let current = Current { running: Arc::clone(&running), pump };
+                state.previous = state.current.replace(current).map(|previous| previous.running);
             }
             state.kept.ended
         };

@@ -33,7 +33,7 @@ pub(crate) struct HttpStream {
 }
 
 enum Phase {
-    Reading(Events),
+    Reading(Box<Events>),
     /// Getting the next body. Kept here, so that a caller that looks away does not start it anew.
     Working(Work),
     Over,
@@ -57,7 +57,13 @@ struct Cursor {
 }
 
 impl HttpStream {
-    pub(super) fn reading(http: Arc<Http>, call: Call, tries: Tries, events: Events, session: Arc<Session>) -> Self {
+    pub(super) fn reading(
+        http: Arc<Http>,
+        call: Call,
+        tries: Tries,
+        events: Box<Events>,
+        session: Arc<Session>,
+    ) -> Self {
         let (phase, cursor, ready) = (Phase::Reading(events), Cursor::default(), VecDeque::new());
         Self { http, call: Arc::new(call), tries, session, phase, cursor, ready, begun: false }
     }
@@ -232,7 +238,7 @@ impl HttpStream {
 
 impl Http {
     /// The stream behind `cursor`, or why there is none. Bounded by tries and by patience.
-    async fn rejoin_stream(&self, session: &Session, cursor: &Cursor) -> Result<Events, Option<Box<str>>> {
+    async fn rejoin_stream(&self, session: &Session, cursor: &Cursor) -> Result<Box<Events>, Option<Box<str>>> {
         let mut pause = cursor.retry.unwrap_or(RETRY_DEFAULT).max(RETRY_MIN * cursor.idle.saturating_sub(1));
         let deadline = Instant::now() + pause + self.server().patience;
         let mut cause = None;
@@ -245,7 +251,6 @@ impl Http {
                     Err(NoStream::Never(status) | NoStream::Unclear(status)) => {
                         return Err(Some(format!("it does not go on with the answer: HTTP status {status}").into()));
                     }
-                    Err(NoStream::SessionLost(_)) => return Err(Some("it forgot the session during the call".into())),
                 },
                 Ok(Err(Fault::NeverSent(seen) | Fault::Lost(seen))) => cause = Some(seen),
                 Ok(Err(Fault::Failed(_))) => return Err(cause),

@@ -9,7 +9,7 @@ use mainstay_core::wire::sse::Event;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::post::{Events, EventsEnd, NoStream, message_of};
+use super::post::{Events, EventsEnd, NoStream, Probe, message_of};
 use super::{Fault, Http, Session};
 use crate::failure::Failure;
 use crate::notice::Notice;
@@ -44,7 +44,7 @@ enum Ended {
     /// The server has no such stream.
     None,
     /// The server does not know the session.
-    SessionLost(&'static str),
+    SessionLost,
     /// The session is another one now, or over.
     Renewed,
 }
@@ -89,7 +89,7 @@ impl Http {
     async fn keep_listening(self: Arc<Self>) {
         let mut pace = Pace::default();
         loop {
-            let session = match self.session().await {
+            let mut session = match self.session().await {
                 Ok(session) => session,
                 Err(Failure::Ended { .. }) => return,
                 Err(_) => {
@@ -97,18 +97,18 @@ impl Http {
                     continue;
                 }
             };
-            let renewed = self.renewed.notified();
             let pause = match self.listen_in(&session, &mut pace).await {
                 Ended::Renewed => {
                     pace = Pace::default();
                     continue;
                 }
-                Ended::Cut | Ended::Away => pace.pause(),
                 Ended::None => REPROBE,
-                Ended::SessionLost(reason) => match self.renew(&session, reason).await {
-                    Ok(_) => {
-                        pace = Pace::default();
-                        continue;
+                Ended::Cut | Ended::Away => pace.pause(),
+                // With a pause as after a failure: a server that forgets each session at once must not be flooded.
+                Ended::SessionLost => match self.renew(&session, "404 to its listener").await {
+                    Ok(renewed) => {
+                        session = renewed;
+                        pace.pause()
                     }
                     Err(Failure::Ended { .. }) => return,
                     Err(_) => pace.pause(),
@@ -116,7 +116,7 @@ impl Http {
             };
             tokio::select! {
                 () = tokio::time::sleep(self.spread(pause)) => {}
-                () = renewed => pace = Pace::default(),
+                () = self.replaced(&session) => pace = Pace::default(),
             }
         }
     }
@@ -137,14 +137,18 @@ impl Http {
         match opened {
             Ok(events) => self.hear(session, events, pace).await,
             Err(NoStream::Later(_)) => Ended::Away,
-            Err(NoStream::SessionLost(reason)) => Ended::SessionLost(reason),
             Err(NoStream::Never(_)) => Ended::None,
-            Err(NoStream::Unclear(_)) if self.is_forgotten(session).await => Ended::SessionLost("404 to a ping"),
-            Err(NoStream::Unclear(_)) => Ended::None,
+            // Many servers have no GET at all and answer it as if the session were unknown. Only a request that they
+            // do know tells.
+            Err(NoStream::Unclear(_)) => match self.probe(session).await {
+                Probe::Forgotten => Ended::SessionLost,
+                Probe::Known => Ended::None,
+                Probe::Away => Ended::Away,
+            },
         }
     }
 
-    async fn hear(self: &Arc<Self>, session: &Arc<Session>, mut events: Events, pace: &mut Pace) -> Ended {
+    async fn hear(self: &Arc<Self>, session: &Arc<Session>, mut events: Box<Events>, pace: &mut Pace) -> Ended {
         let opened_at = Instant::now();
         let mut saved = None;
         let ended = loop {

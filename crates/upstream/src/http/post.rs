@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{ACCEPT, CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
@@ -54,6 +54,15 @@ pub(crate) enum Content {
     Other,
 }
 
+/// What a `ping` shows of a session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Probe {
+    Known,
+    Forgotten,
+    /// Nothing: the server is not there.
+    Away,
+}
+
 /// Why a request of the link's own has no result.
 pub(crate) enum Unanswered {
     /// The server is not there for now.
@@ -87,12 +96,12 @@ impl Reply {
     }
 
     /// Its events, as they come.
-    pub(crate) fn events(self, event_bytes_max: usize) -> Events {
-        Events {
+    pub(crate) fn events(self, event_bytes_max: usize) -> Box<Events> {
+        Box::new(Events {
             body: self.response.into_body(),
             decoder: SseDecoder::new(event_bytes_max + EVENT_FIELDS_BYTES),
             _permit: self.permit,
-        }
+        })
     }
 
     /// The whole body, if it is not above `bytes_max`.
@@ -118,13 +127,12 @@ impl Reply {
     }
 
     /// The beginning of the body of a refusal; what can't be read in time does not matter.
-    async fn read_refusal(self) -> (u16, bool, bool, Bytes) {
+    async fn read_refusal(self) -> (u16, bool, Bytes) {
         let status = self.status().as_u16();
         let challenge = self.response.headers().contains_key(WWW_AUTHENTICATE);
-        let retry_later = self.response.headers().contains_key(RETRY_AFTER);
         let collected = timeout(REFUSAL_BOUND, self.collect(REFUSAL_BYTES_MAX)).await;
         let body = collected.ok().and_then(Result::ok).unwrap_or_default();
-        (status, challenge, retry_later, body)
+        (status, challenge, body)
     }
 }
 
@@ -158,7 +166,7 @@ impl Events {
     }
 
     /// Reads on to the end, so that the connection can be used again. Bounded.
-    pub(crate) fn finish(mut self) {
+    pub(crate) fn finish(mut self: Box<Self>) {
         if self.body.is_end_stream() {
             return;
         }
@@ -229,7 +237,7 @@ impl Http {
 
     /// What a response with another status than 2xx comes to.
     async fn refused(self: &Arc<Self>, session: &Arc<Session>, reply: Reply, call_id: Option<&Bytes>) -> Step {
-        let (status, challenge, retry_later, body) = reply.read_refusal().await;
+        let (status, challenge, body) = reply.read_refusal().await;
         let seen = Seen { status, challenge, body: &body };
         let rejected = || Step::Failed(self.rejected(status));
         let answered = || {
@@ -240,38 +248,40 @@ impl Http {
             Verdict::Answer => answered(),
             Verdict::SessionLost(reason) => Step::SessionLost { reason, executed: Executed::No },
             Verdict::Suspect => match self.probe(session).await {
-                true => Step::SessionLost { reason: "500", executed: Executed::Perhaps },
-                false => answered(),
+                Probe::Forgotten => Step::SessionLost { reason: "500", executed: Executed::Perhaps },
+                Probe::Known | Probe::Away => answered(),
             },
             Verdict::Unauthorized => Step::Unauthorized,
             Verdict::NoEndpoint => Step::Failed(unusable(self.server(), &NO_ENDPOINT)),
             Verdict::Unavailable => {
                 let cause = format!("HTTP status {status}").into();
-                // A server that keeps no session and says 503, or names a time, has not begun with the request.
-                let untouched = status == 429 || (status == 503 && (retry_later || !session.has_id()));
+                // Whoever limits rates, or has no session and says 503, has not begun with the request. Anything else may
+                // come from a proxy that lost its server in the middle.
+                let untouched = status == 429 || (status == 503 && !session.has_id());
                 if untouched { Step::NotExecuted(cause) } else { Step::Unavailable(cause) }
             }
             Verdict::Refused => rejected(),
         }
     }
 
-    /// Whether one `ping` in `session` shows that the server does not know it.
-    async fn probe(&self, session: &Session) -> bool {
+    /// What the server answers to one `ping` in `session`.
+    pub(super) async fn probe(&self, session: &Session) -> Probe {
+        if !session.has_id() {
+            return Probe::Known;
+        }
         let ping = Bytes::from(envelope::request_message(&self.upstreams.own_id(), "ping", None));
         let probed = timeout(PROBE_BOUND, async {
-            let reply = self.post(Some(session), ping).await.ok()?;
-            if reply.status().is_success() && reply.content() != Content::Json {
-                return Some(false);
+            let Ok(reply) = self.post(Some(session), ping).await else { return Probe::Away };
+            if reply.status().is_success() && reply.content() == Content::Events {
+                return Probe::Known;
             }
-            let (status, challenge, _, body) = reply.read_refusal().await;
-            Some(dialect::probe_lost(&Seen { status, challenge, body: &body }))
+            let (status, challenge, body) = reply.read_refusal().await;
+            match dialect::probe_lost(&Seen { status, challenge, body: &body }) {
+                true => Probe::Forgotten,
+                false => Probe::Known,
+            }
         });
-        probed.await.ok().flatten().unwrap_or(false)
-    }
-
-    /// Whether the session is unknown, as seen from elsewhere than a call.
-    pub(super) async fn is_forgotten(&self, session: &Session) -> bool {
-        session.has_id() && self.probe(session).await
+        probed.await.unwrap_or(Probe::Away)
     }
 
     /// A request of the link's own, and its whole response. Waits for nothing that the server sends before it.
@@ -289,7 +299,7 @@ impl Http {
         })?;
         let sent_id = session.is_some_and(|session| session.has_id());
         if !reply.status().is_success() {
-            let (status, challenge, _, body) = reply.read_refusal().await;
+            let (status, challenge, body) = reply.read_refusal().await;
             let response = self.unanswered(&Seen { status, challenge, body: &body }, sent_id, &id)?;
             return Ok(Own { id, response, session_id: None });
         }
@@ -330,7 +340,7 @@ impl Http {
         Failure::Rejected { server: self.server().name.clone(), status, problem }
     }
 
-    async fn response_among(&self, mut events: Events) -> Result<Bytes, Unanswered> {
+    async fn response_among(&self, mut events: Box<Events>) -> Result<Bytes, Unanswered> {
         loop {
             let event = events.next().await.map_err(|end| match end {
                 EventsEnd::Broken(cause) => Unanswered::Away(cause),
@@ -428,9 +438,7 @@ impl From<Fault> for Step {
 pub(super) enum NoStream {
     /// 405, or whatever else says that there is none.
     Never(u16),
-    /// The server does not know the session.
-    SessionLost(&'static str),
-    /// A 404 or 500 without a word; only a `ping` tells.
+    /// Perhaps there is none, perhaps the server does not know the session: many servers say 404 to both.
     Unclear(u16),
     /// Not for now.
     Later(u16),
@@ -438,18 +446,15 @@ pub(super) enum NoStream {
 
 impl Reply {
     /// The events, if that is what it is; else why not.
-    pub(super) async fn into_stream(self, event_bytes_max: usize, sent_id: bool) -> Result<Events, NoStream> {
+    pub(super) async fn into_stream(self, event_bytes_max: usize, sent_id: bool) -> Result<Box<Events>, NoStream> {
         if self.status() == StatusCode::OK && self.content() == Content::Events {
             return Ok(self.events(event_bytes_max));
         }
-        let (status, challenge, _, body) = self.read_refusal().await;
-        // A server without listening streams says 404 as well as one that forgot the session; only words tell them apart.
-        let mute = status == 404 && body.iter().all(u8::is_ascii_whitespace);
+        let (status, challenge, body) = self.read_refusal().await;
         Err(match dialect::classify(&Seen { status, challenge, body: &body }, sent_id, None) {
-            _ if mute && sent_id => NoStream::Unclear(status),
-            Verdict::SessionLost(reason) => NoStream::SessionLost(reason),
-            Verdict::Suspect => NoStream::Unclear(status),
+            Verdict::SessionLost(_) | Verdict::Suspect => NoStream::Unclear(status),
             Verdict::Unavailable => NoStream::Later(status),
+            // Somebody else's stream, or the rest of an earlier one of ours.
             Verdict::Refused if status == 409 => NoStream::Later(status),
             Verdict::Answer | Verdict::Unauthorized | Verdict::NoEndpoint | Verdict::Refused => NoStream::Never(status),
         })
@@ -478,7 +483,8 @@ async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Box<str>> {
 }
 
 fn content_type(headers: &HeaderMap) -> Content {
-    let value = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    // A body without a type can only be the one that needs no more to be read.
+    let value = headers.get(CONTENT_TYPE).map_or(&b"application/json"[..], HeaderValue::as_bytes);
     let media = value.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
     if media.eq_ignore_ascii_case(b"application/json") {
         Content::Json

@@ -78,7 +78,7 @@ impl Http {
             (state.kept.handshake.params.clone(), state.kept.handshake.confirmed, state.session.clone())
         };
         let mut reason = match (cause, existing) {
-            (Cause::Begin | Cause::Use, Some(session)) => match self.say_initialized(&session).await {
+            (Cause::Begin | Cause::Use, Some(session)) => match self.say_initialized_in_time(&session).await {
                 Ok(()) => return Ok(session),
                 Err(Step::SessionLost { reason, .. }) => Some(format!("the server answered {reason} to its session")),
                 Err(step) => return Err(self.failure_of(step)),
@@ -90,7 +90,7 @@ impl Http {
         let hung = || self.unreachable("it did not answer `initialize` in time".into());
         let (opened, id) = timeout(bound, self.initialize(&params)).await.map_err(|_| hung())??;
         let session = Arc::new(Session::new(id, &opened.version, false));
-        if confirmed && let Err(step) = self.say_initialized(&session).await {
+        if confirmed && let Err(step) = self.say_initialized_in_time(&session).await {
             self.discard(&session).await;
             return Err(self.failure_of(step));
         }
@@ -142,6 +142,11 @@ impl Http {
             NotOpened::Refused(error) => handshake::refusal(self.server(), &error),
             NotOpened::Malformed(problem) => self.protocol(problem),
         })
+    }
+
+    async fn say_initialized_in_time(self: &Arc<Self>, session: &Arc<Session>) -> Result<(), Step> {
+        let said = timeout(self.server().handshake_bound, self.say_initialized(session)).await;
+        said.unwrap_or_else(|_| Err(Step::NotExecuted("it did not take `initialized` in time".into())))
     }
 
     /// Sends `initialized`, once per session. Sent again if it may not have arrived: it changes nothing twice.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mainstay_keeper::ProcessIdentity;
+use mainstay_keeper::client::ChildEvent;
 use mainstay_upstream::{
     Answer, Ending, Failure, Incoming, Link, ListsChanged, Notice, Outcome, Reach, Server, parse_label,
 };
@@ -44,6 +45,8 @@ scenarios! {
     ac_07_5_progress_does_not_extend_the_handshake => endless,
     c8_the_answer_to_an_earlier_workers_call_arrives => handed_over,
     c8_an_answer_that_came_early_is_parked => parked,
+    c8_what_was_delivered_just_now_comes_again_and_what_was_delivered_before_does_not => acknowledged,
+    c9_the_child_of_another_definition_is_ended => redefined,
     t5_a_child_ends_with_its_session_and_stays_for_the_next_worker => endings,
     u7_an_abandoned_start_leaves_no_child_behind => abandoned,
 }
@@ -186,6 +189,9 @@ async fn killed(stage: Stage) {
     assert_eq!(failure.outcome(), Outcome::Unknown);
     assert!(failure.to_string().contains("signal 9"), "{failure}");
 
+    // Nobody is started only to hear the news.
+    let news = json!({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}).to_string();
+    assert!(link.send(news.into()).await.unwrap_err().is_unreachable());
     let second = text(&link, tool(4, "whoami", json!({}))).await.unwrap();
     assert!(second.ends_with(" debug,file:///x") && !second.starts_with(&first.to_string()), "{second}");
     let told = stage.last_told();
@@ -354,6 +360,45 @@ async fn parked(stage: Stage) {
     let failure = tokio::time::timeout(BOUND, stream.next()).await.unwrap().unwrap_err();
     assert!(matches!(failure, Failure::OutcomeUnknown { .. }), "{failure}");
     assert!(link.rejoin(&routed_of(EPOCH, 98)).is_none());
+}
+
+async fn acknowledged(mut stage: Stage) {
+    if stage.number == 1 {
+        let bench = bench(&stage);
+        let link = bench.ready(&Arc::new(stage.server(""))).await;
+        assert_eq!(text(&link, tool(1, "echo", json!({}))).await.unwrap(), "ok");
+        // Acknowledgements follow one and two seconds after the delivery.
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        assert_eq!(text(&link, tool(2, "echo", json!({}))).await.unwrap(), "ok");
+        std::process::abort();
+    }
+    let mut held = stage.held.pop().unwrap();
+    let event = tokio::time::timeout(BOUND, held.events.recv()).await.unwrap().unwrap();
+    let ChildEvent::Frame { bytes, .. } = event else { panic!("{event:?}") };
+    let response: Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!(response["id"], serde_json::from_slice::<Value>(&routed(2).encode()).unwrap());
+    assert!(held.events.try_recv().is_err());
+}
+
+async fn redefined(mut stage: Stage) {
+    if stage.number == 1 {
+        let bench = bench(&stage);
+        let link = bench.ready(&Arc::new(stage.server(""))).await;
+        pid(&link, 1).await;
+        std::process::abort();
+    }
+    let mut bench = Bench::with(Some(stage.custody.clone()), EPOCH + 1);
+    let mut server = Server { stop_grace: Duration::from_millis(300), ..stage.server("") };
+    if let Reach::Child { env, .. } = &mut server.reach {
+        env.push(("ANOTHER".to_owned(), crate::support::template("x")));
+    }
+    let (held, handshake) = (stage.held.pop().unwrap(), handshake());
+    let first = held.identity.pid();
+    let handshake = mainstay_upstream::Handshake { confirmed: true, ..handshake };
+    let link = Link::restore(&bench.upstreams, &Arc::new(server), handshake, None, Some(held), bench.sender.clone());
+    assert_ne!(pid(&link, 2).await, first);
+    assert!(bench.remade().await.0.contains("definition"));
+    eventually("the first one's end", || (!is_alive(first)).then_some(())).await;
 }
 
 async fn endings(stage: Stage) {

@@ -399,7 +399,7 @@ impl State {
             return stream(events.clone(), false);
         }
         if self.get_status != 200 {
-            return plain(self.get_status, "text/plain", "");
+            return plain(self.get_status, "text/html", "<pre>Cannot GET /mcp</pre>");
         }
         let (sender, mut listener) = mpsc::channel(64);
         let (body, receiver) = mpsc::channel(64);

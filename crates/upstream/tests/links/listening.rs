@@ -133,3 +133,17 @@ async fn r7_a_ping_on_the_listening_stream_is_answered_by_the_link() {
     eventually("the pong", || fake.look(|state| state.log.iter().any(|seen| seen.body == pong)).then_some(())).await;
     assert!(bench.waiting().iter().all(|notice| !matches!(notice, Notice::Message(_))));
 }
+
+#[tokio::test]
+async fn u4_a_server_that_forgets_every_session_is_not_flooded_by_its_listener() {
+    let (bench, fake) = (Bench::new(), Fake::start().await);
+    fake.set(|state| {
+        state.get_status = 200;
+        state.forget_after_initialized = u32::MAX;
+    });
+    let link = bench.ready(&fake.server()).await;
+    let _listening = link.listen();
+    eventually("another session", || (fake.count("initialize") == 2).then_some(())).await;
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert_eq!(fake.count("initialize"), 2);
+}

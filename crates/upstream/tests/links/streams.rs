@@ -115,7 +115,7 @@ async fn r4_a_stream_that_can_not_be_resumed_is_an_unknown_outcome() {
     fake.forget();
     let failure = whole(Ok(Answer::Stream(stream))).await.unwrap_err();
     assert!(matches!(failure, Failure::OutcomeUnknown { .. }), "{failure}");
-    assert!(failure.to_string().contains("forgot"), "{failure}");
+    assert!(failure.to_string().contains("404"), "{failure}");
     // The next call is not spoilt.
     fake.set(|state| state.style = Style::Json);
     assert_eq!(text(&link, tool(2, "incr", json!({}))).await.unwrap(), "ok");
