@@ -168,8 +168,8 @@ async fn s14_a_tampered_row_is_refused_kept_and_reported() -> Result<()> {
     let ledger = gateway.state_dir().join("ledger.db");
     let script = "import sqlite3,sys,hashlib\n\
         db=sqlite3.connect(sys.argv[1]); key=hashlib.sha256(sys.argv[2].encode()).digest()\n\
-        body=bytearray(db.execute('select body from session where key=?',(key,)).fetchone()[0]); body[len(body)//2]^=1\n\
-        db.execute('update session set body=? where key=?',(bytes(body),key)); db.commit()";
+        body=bytearray(db.execute('select body from sessions where key=?',(key,)).fetchone()[0]); body[len(body)//2]^=1\n\
+        db.execute('update sessions set body=? where key=?',(bytes(body),key)); db.commit()";
     let session = client.session.clone().context("an id")?;
     let tampered = std::process::Command::new("python3").arg("-c").arg(script).arg(&ledger).arg(&session).status()?;
     assert!(tampered.success());
