@@ -32,10 +32,12 @@ pub use label::{Label, parse_label};
 pub use spawn::ALLOWED_VARIABLES;
 pub(crate) use stream::ChildStream;
 
-use running::{End, Registration, Running, Waiting};
+use end::End;
+use running::{Registration, Running, Waiting};
 use start::Beginning;
 
 mod acks;
+mod end;
 mod label;
 mod oversize;
 mod parked;
@@ -44,6 +46,7 @@ mod slot;
 mod spawn;
 mod start;
 mod stream;
+mod table;
 
 /// One client session's way to a stdio server.
 pub(crate) struct Child {

@@ -30,12 +30,15 @@ pub(crate) use answer::HttpStream;
 pub(crate) use listen::Ears;
 pub(crate) use post::{PROTOCOL_VERSION, SESSION_ID};
 
-use post::{Events, Fault};
+use post::Fault;
+use reply::Events;
 
 mod answer;
 mod listen;
+mod own;
 mod post;
 mod renew;
+mod reply;
 
 /// One client session's way to an HTTP server.
 pub(crate) struct Http {

@@ -4,25 +4,22 @@
 //! for a slow reader: frames wait in the slots of their calls, and the keeper bounds them all, since it stops reading a
 //! child that has too many frames which are not acknowledged.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use mainstay_core::call::{RoutedId, StreamId};
+use mainstay_core::call::RoutedId;
 use mainstay_core::wire::envelope::{self, Envelope, Kind};
 use mainstay_keeper::client::{ChildEvent, Custody, Held, WriteError};
 use mainstay_keeper::{ChildId, Exit};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::acks::Acks;
+use super::end::End;
 use super::oversize::{self, Lost};
-use super::parked::Parked;
 use super::slot::{Delivery, Slot};
-use crate::dialect;
-use crate::failure::ExitStatus;
+use super::table::{Entry, Owner, Table};
 use crate::notice::{Notice, Notices};
 use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
@@ -46,62 +43,6 @@ pub(super) struct Running {
     exited: Notify,
     /// Told when there is something to acknowledge in a while.
     due: Notify,
-}
-
-#[derive(Default)]
-struct Table {
-    pending: HashMap<Box<str>, Entry>,
-    registered: u64,
-    acks: Acks,
-    parked: Parked,
-    end: Option<End>,
-}
-
-struct Entry {
-    slot: Arc<Slot>,
-    order: u64,
-    /// Whether messages that name no call may go to this one.
-    may_stream: bool,
-    stream: Option<StreamId>,
-    id: Bytes,
-}
-
-/// How the child ended.
-#[derive(Clone)]
-pub(super) struct End {
-    /// `None` if the keeper is gone, and the child with it.
-    pub(super) exit: Option<Exit>,
-    pub(super) at: Instant,
-}
-
-impl End {
-    /// Whether frame `number` may have reached the child. Of frames of earlier workers only that they were taken is known.
-    pub(super) fn has_frame(&self, number: Option<u64>) -> bool {
-        match (&self.exit, number) {
-            (Some(exit), Some(number)) => number <= exit.frames_written,
-            (None, _) | (_, None) => true,
-        }
-    }
-
-    pub(super) fn status(&self) -> ExitStatus {
-        let exit = self.exit.as_ref();
-        ExitStatus { code: exit.and_then(|exit| exit.code), signal: exit.and_then(|exit| exit.signal) }
-    }
-
-    pub(super) fn stderr_tail(&self) -> Box<str> {
-        let tail = self.exit.as_ref().map(|exit| String::from_utf8_lossy(&exit.stderr_tail).trim().to_owned());
-        tail.unwrap_or_default().into()
-    }
-
-    /// For the one who lost a call by it.
-    pub(super) fn describe(&self) -> Box<str> {
-        let tail = self.stderr_tail();
-        match self.exit {
-            None => "its keeper is gone".into(),
-            Some(_) if tail.is_empty() => format!("its process {}", self.status()).into(),
-            Some(_) => format!("its process {}; its last words: {tail:?}", self.status()).into(),
-        }
-    }
 }
 
 /// What a call asks of the table.
@@ -201,6 +142,14 @@ impl Running {
         let through = lock(&self.table).acks.delivered(number);
         self.acknowledge(through);
         self.due.notify_one();
+    }
+
+    pub(super) fn is_initialized(&self) -> bool {
+        self.initialized.load(Ordering::Acquire)
+    }
+
+    pub(super) fn mark_initialized(&self) {
+        self.initialized.store(true, Ordering::Release);
     }
 
     /// Lets the keeper drop what was handed on already.
@@ -394,83 +343,6 @@ impl Running {
     }
 }
 
-/// Whose a message that is no answer is.
-enum Owner {
-    Call(Arc<Slot>),
-    Session,
-    Nobody,
-}
-
-impl Table {
-    fn is_due(&self) -> bool {
-        self.acks.is_due() || !self.parked.is_empty()
-    }
-
-    /// Gives an answer to its call, or parks it for one of an earlier worker. False if it is nobody's.
-    fn place_response(&mut self, number: u64, scanned: &Envelope, bytes: &Bytes, epoch: u64) -> bool {
-        let Some(id) = wire::id_of(scanned, bytes) else { return self.place_nameless(number, bytes) };
-        let text = wire::id_text(id);
-        if let Some(entry) = self.pending.remove(&*text) {
-            entry.slot.push(Delivery::Response { bytes: bytes.clone(), number });
-            return true;
-        }
-        if RoutedId::decode(id).is_none_or(|routed| routed.stream.epoch >= epoch) {
-            return false;
-        }
-        // What an equal id displaces, and what there is no room for, is delivered nowhere.
-        for dropped in self.parked.park(text.into(), number, bytes.clone(), Instant::now()) {
-            self.acks.delivered(dropped);
-        }
-        true
-    }
-
-    /// An error without an id answers the only call there is, if there is only one.
-    fn place_nameless(&mut self, number: u64, bytes: &Bytes) -> bool {
-        let mut waiting = self.pending.values();
-        let (Some(entry), None) = (waiting.next(), waiting.next()) else { return false };
-        let Some(bytes) = dialect::answer_with_id(bytes, &entry.id) else { return false };
-        entry.slot.push(Delivery::Response { bytes: bytes.into(), number });
-        self.pending.clear();
-        true
-    }
-
-    fn owner_of(&self, scanned: &Envelope, message: &[u8]) -> Owner {
-        match scanned.method_name(message).as_deref() {
-            Some("notifications/progress") => {
-                let token =
-                    scanned.params.as_ref().and_then(|params| envelope::member(message, params, "progressToken"));
-                let stream = token.and_then(|span| RoutedId::decode(&message[span])).map(|routed| routed.stream);
-                let newest = self.newest(|entry| stream.is_some() && entry.stream == stream);
-                // Progress of a call that is answered is too late for anybody (R7).
-                newest.map_or(Owner::Nobody, Owner::Call)
-            }
-            // These are the session's, whatever is in flight.
-            Some(
-                "notifications/tools/list_changed"
-                | "notifications/prompts/list_changed"
-                | "notifications/resources/list_changed"
-                | "notifications/resources/updated",
-            ) => Owner::Session,
-            // Over one pipe nothing says which call a message is about; the newest one most likely asked for it.
-            Some(_) | None => self.newest(|entry| entry.may_stream).map_or(Owner::Session, Owner::Call),
-        }
-    }
-
-    fn newest(&self, fits: impl Fn(&Entry) -> bool) -> Option<Arc<Slot>> {
-        let fitting = self.pending.values().filter(|entry| fits(entry));
-        fitting.max_by_key(|entry| entry.order).map(|entry| Arc::clone(&entry.slot))
-    }
-
-    /// Gives up parked answers that are too old, or that hold up too much of what came behind them.
-    fn drop_parked(&mut self, now: Instant) {
-        let (frames, bytes) = self.acks.held();
-        let crowded = frames > HELD_FRAMES_MAX || bytes > HELD_BYTES_MAX;
-        for dropped in if crowded { self.parked.clear() } else { self.parked.expire(now) } {
-            self.acks.delivered(dropped);
-        }
-    }
-}
-
 /// A call's place in the table. Dropping it gives up whatever still comes.
 pub(super) struct Waiting {
     pub(super) running: Arc<Running>,
@@ -523,26 +395,11 @@ pub(super) async fn dismiss(custody: Custody, mut held: Held, grace: Duration) {
     custody.forget(held.child).await;
 }
 
-/// Marks the child as told `initialized`, or asks whether it was.
-impl Running {
-    pub(super) fn is_initialized(&self) -> bool {
-        self.initialized.load(Ordering::Acquire)
-    }
-
-    pub(super) fn mark_initialized(&self) {
-        self.initialized.store(true, Ordering::Release);
-    }
-}
-
 /// Between two rounds of acknowledgements.
 const ACKNOWLEDGE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long an ended child's answers are kept for calls of earlier workers.
 const WIND_DOWN_TICKS_MAX: u32 = 300;
-
-/// What a parked answer may hold up: half of what the keeper holds before it stops reading.
-const HELD_FRAMES_MAX: usize = mainstay_keeper::CUSTODY_FRAMES_MAX / 2;
-const HELD_BYTES_MAX: usize = mainstay_keeper::CUSTODY_BYTES_MAX / 2;
 
 /// How much of either end of a large message is looked at.
 const EDGE_BYTES: usize = 4096;

@@ -8,7 +8,8 @@ use mainstay_core::wire::envelope;
 use mainstay_keeper::client::WriteError;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::running::{End, Registration, Running};
+use super::end::End;
+use super::running::{Registration, Running};
 use super::slot::Delivery;
 use super::{Child, Current, State, spawn};
 use crate::failure::Failure;

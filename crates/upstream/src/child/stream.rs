@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::running::{End, Waiting};
+use super::end::End;
+use super::running::Waiting;
 use super::slot::Delivery;
 use super::{Child, Tries};
 use crate::call::{Call, Incoming};

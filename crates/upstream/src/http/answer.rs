@@ -11,7 +11,7 @@ use mainstay_core::wire::envelope::{self, Envelope, Kind};
 use mainstay_core::wire::sse::Event;
 use tokio::time::{Instant, timeout};
 
-use super::post::{Events, EventsEnd, NoStream, message_of};
+use super::reply::{Events, EventsEnd, NoStream, message_of};
 use super::{Dispatched, Executed, Fault, Http, Session, Tries};
 use crate::call::{Call, Incoming};
 use crate::dialect::{self, Seen, Verdict};

@@ -9,7 +9,8 @@ use mainstay_core::wire::sse::Event;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::post::{Events, EventsEnd, NoStream, Probe, message_of};
+use super::own::Probe;
+use super::reply::{Events, EventsEnd, NoStream, message_of};
 use super::{Fault, Http, Session};
 use crate::failure::Failure;
 use crate::notice::Notice;

@@ -1,177 +1,33 @@
 //! One exchange with the server: a request out, and the beginning of what comes back.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, CONTENT_TYPE, WWW_AUTHENTICATE};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::{Body as _, Incoming};
-use mainstay_core::resume::UpstreamId;
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
+use http_body_util::Full;
 use mainstay_core::wire::envelope::{self, Kind};
-use mainstay_core::wire::sse::{Event, SseDecoder};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
+use super::own::Probe;
+use super::reply::{Content, Reply, Unread};
 use super::{Dispatched, Executed, Http, Session, Step};
 use crate::call::Call;
 use crate::dialect::{self, Seen, Verdict};
 use crate::failure::Failure;
-use crate::task::spawn;
-use crate::upstreams::{SendError, describe, unusable};
-use crate::wire::{self, Sort, same_id};
+use crate::upstreams::{SendError, unusable};
+use crate::wire::{self, same_id};
 
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(crate) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-
-/// The beginning of a response.
-pub(crate) struct Reply {
-    pub(crate) response: Response<Incoming>,
-    /// Held until the body is read: it is a place among the calls to that host.
-    permit: Option<OwnedSemaphorePermit>,
-}
 
 /// Why there is no response.
 pub(crate) enum Fault {
     NeverSent(Box<str>),
     Lost(Box<str>),
     Failed(Failure),
-}
-
-/// Why a body could not be read.
-enum Unread {
-    Broken(Box<str>),
-    Oversize,
-}
-
-/// What kind of body a response has.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Content {
-    Json,
-    Events,
-    Other,
-}
-
-/// What a `ping` shows of a session.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Probe {
-    Known,
-    Forgotten,
-    /// Nothing: the server is not there.
-    Away,
-}
-
-/// Why a request of the link's own has no result.
-pub(crate) enum Unanswered {
-    /// The server is not there for now.
-    Away(Box<str>),
-    /// The server does not know the session.
-    SessionLost,
-    Failed(Failure),
-}
-
-/// A request of the link's own, answered.
-pub(super) struct Own {
-    /// The id under which it went.
-    pub(super) id: Bytes,
-    pub(super) response: Bytes,
-    /// The session id that the server gave with it.
-    pub(super) session_id: Option<UpstreamId>,
-}
-
-impl Reply {
-    fn status(&self) -> StatusCode {
-        self.response.status()
-    }
-
-    fn content(&self) -> Content {
-        content_type(self.response.headers())
-    }
-
-    /// The session id that the server gave.
-    pub(crate) fn session_id(&self) -> Option<UpstreamId> {
-        self.response.headers().get(SESSION_ID).and_then(|value| value.to_str().ok()).and_then(UpstreamId::parse)
-    }
-
-    /// Its events, as they come.
-    pub(crate) fn events(self, event_bytes_max: usize) -> Box<Events> {
-        Box::new(Events {
-            body: self.response.into_body(),
-            decoder: SseDecoder::new(event_bytes_max + EVENT_FIELDS_BYTES),
-            _permit: self.permit,
-        })
-    }
-
-    /// The whole body, if it is not above `bytes_max`.
-    async fn collect(self, bytes_max: usize) -> Result<Bytes, Unread> {
-        let mut body = self.response.into_body();
-        let Some(first) = next_data(&mut body).await.map_err(Unread::Broken)? else { return Ok(Bytes::new()) };
-        if first.len() > bytes_max || body.size_hint().lower() > bytes_max as u64 {
-            return Err(Unread::Oversize);
-        }
-        if body.is_end_stream() {
-            return Ok(first);
-        }
-        let expected = usize::try_from(body.size_hint().lower()).unwrap_or_default();
-        let mut whole = BytesMut::with_capacity(first.len() + expected.min(bytes_max));
-        whole.extend_from_slice(&first);
-        while let Some(chunk) = next_data(&mut body).await.map_err(Unread::Broken)? {
-            if whole.len() + chunk.len() > bytes_max {
-                return Err(Unread::Oversize);
-            }
-            whole.extend_from_slice(&chunk);
-        }
-        Ok(whole.freeze())
-    }
-
-    /// The beginning of the body of a refusal; what can't be read in time does not matter.
-    async fn read_refusal(self) -> (u16, bool, Bytes) {
-        let status = self.status().as_u16();
-        let challenge = self.response.headers().contains_key(WWW_AUTHENTICATE);
-        let collected = timeout(REFUSAL_BOUND, self.collect(REFUSAL_BYTES_MAX)).await;
-        let body = collected.ok().and_then(Result::ok).unwrap_or_default();
-        (status, challenge, body)
-    }
-}
-
-/// The events of a response body.
-pub(crate) struct Events {
-    body: Incoming,
-    decoder: SseDecoder,
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-/// Why there are no more events.
-pub(crate) enum EventsEnd {
-    /// The body ended or broke.
-    Broken(Box<str>),
-    /// An event was larger than allowed.
-    Oversize,
-}
-
-impl Events {
-    /// The next event. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> Result<Event, EventsEnd> {
-        loop {
-            if let Some(event) = self.decoder.next_event().map_err(|_| EventsEnd::Oversize)? {
-                return Ok(event);
-            }
-            match next_data(&mut self.body).await.map_err(EventsEnd::Broken)? {
-                Some(chunk) => self.decoder.push(&chunk),
-                None => return Err(EventsEnd::Broken("its answer's stream ended without the answer".into())),
-            }
-        }
-    }
-
-    /// Reads on to the end, so that the connection can be used again. Bounded.
-    pub(crate) fn finish(mut self: Box<Self>) {
-        if self.body.is_end_stream() {
-            return;
-        }
-        spawn(timeout(FINISH_BOUND, async move { while let Ok(Some(_)) = next_data(&mut self.body).await {} }));
-    }
 }
 
 impl Http {
@@ -264,96 +120,9 @@ impl Http {
         }
     }
 
-    /// What the server answers to one `ping` in `session`.
-    pub(super) async fn probe(&self, session: &Session) -> Probe {
-        if !session.has_id() {
-            return Probe::Known;
-        }
-        let ping = Bytes::from(envelope::request_message(&self.upstreams.own_id(), "ping", None));
-        let probed = timeout(PROBE_BOUND, async {
-            let Ok(reply) = self.post(Some(session), ping).await else { return Probe::Away };
-            if reply.status().is_success() && reply.content() == Content::Events {
-                return Probe::Known;
-            }
-            let (status, challenge, body) = reply.read_refusal().await;
-            match dialect::probe_lost(&Seen { status, challenge, body: &body }) {
-                true => Probe::Forgotten,
-                false => Probe::Known,
-            }
-        });
-        probed.await.unwrap_or(Probe::Away)
-    }
-
-    /// A request of the link's own, and its whole response. Waits for nothing that the server sends before it.
-    pub(super) async fn ask(
-        self: &Arc<Self>,
-        session: Option<&Arc<Session>>,
-        method: &str,
-        params: Option<&[u8]>,
-    ) -> Result<Own, Unanswered> {
-        let id = self.upstreams.own_id();
-        let message = Bytes::from(envelope::request_message(&id, method, params));
-        let reply = self.post(session.map(|session| &**session), message).await.map_err(|fault| match fault {
-            Fault::NeverSent(cause) | Fault::Lost(cause) => Unanswered::Away(cause),
-            Fault::Failed(failure) => Unanswered::Failed(failure),
-        })?;
-        let sent_id = session.is_some_and(|session| session.has_id());
-        if !reply.status().is_success() {
-            let (status, challenge, body) = reply.read_refusal().await;
-            let response = self.unanswered(&Seen { status, challenge, body: &body }, sent_id, &id)?;
-            return Ok(Own { id, response, session_id: None });
-        }
-        let session_id = reply.session_id();
-        let response = match reply.content() {
-            Content::Json => reply.collect(self.server().message_bytes_max).await.map_err(|unread| match unread {
-                Unread::Broken(cause) => Unanswered::Away(cause),
-                Unread::Oversize => Unanswered::Failed(self.oversize()),
-            })?,
-            Content::Events => self.response_among(reply.events(self.server().message_bytes_max)).await?,
-            Content::Other => {
-                return Err(Unanswered::Failed(
-                    self.protocol("it answered a request with neither JSON nor an event stream"),
-                ));
-            }
-        };
-        Ok(Own { id, response, session_id })
-    }
-
-    fn unanswered(&self, seen: &Seen<'_>, sent_id: bool, id: &[u8]) -> Result<Bytes, Unanswered> {
-        let status = seen.status;
-        Err(match dialect::classify(seen, sent_id, Some(id)) {
-            Verdict::Answer => match dialect::answer_with_id(seen.body, id) {
-                Some(answer) => return Ok(answer.into()),
-                None => Unanswered::Failed(self.rejected(status)),
-            },
-            Verdict::SessionLost(_) => Unanswered::SessionLost,
-            Verdict::Suspect | Verdict::Unavailable => Unanswered::Away(format!("HTTP status {status}").into()),
-            Verdict::Unauthorized => Unanswered::Failed(Failure::Unauthorized { server: self.server().name.clone() }),
-            Verdict::NoEndpoint => Unanswered::Failed(unusable(self.server(), &NO_ENDPOINT)),
-            Verdict::Refused if status >= 500 => Unanswered::Away(format!("HTTP status {status}").into()),
-            Verdict::Refused => Unanswered::Failed(self.rejected(status)),
-        })
-    }
-
-    fn rejected(&self, status: u16) -> Failure {
+    pub(super) fn rejected(&self, status: u16) -> Failure {
         let problem = format!("HTTP status {status}").into();
         Failure::Rejected { server: self.server().name.clone(), status, problem }
-    }
-
-    async fn response_among(&self, mut events: Box<Events>) -> Result<Bytes, Unanswered> {
-        loop {
-            let event = events.next().await.map_err(|end| match end {
-                EventsEnd::Broken(cause) => Unanswered::Away(cause),
-                EventsEnd::Oversize => Unanswered::Failed(self.oversize()),
-            })?;
-            let Some(data) = message_of(event) else { continue };
-            if let Ok(envelope) = envelope::scan(&data)
-                && let Sort::Response = wire::sort(&envelope, &data)
-            {
-                events.finish();
-                return Ok(data);
-            }
-        }
     }
 
     /// POSTs `message`. Connection refusals are not retried here.
@@ -434,78 +203,4 @@ impl From<Fault> for Step {
     }
 }
 
-/// Why a GET gave no event stream.
-pub(super) enum NoStream {
-    /// 405, or whatever else says that there is none.
-    Never(u16),
-    /// Perhaps there is none, perhaps the server does not know the session: many servers say 404 to both.
-    Unclear(u16),
-    /// Not for now.
-    Later(u16),
-}
-
-impl Reply {
-    /// The events, if that is what it is; else why not.
-    pub(super) async fn into_stream(self, event_bytes_max: usize, sent_id: bool) -> Result<Box<Events>, NoStream> {
-        if self.status() == StatusCode::OK && self.content() == Content::Events {
-            return Ok(self.events(event_bytes_max));
-        }
-        let (status, challenge, body) = self.read_refusal().await;
-        Err(match dialect::classify(&Seen { status, challenge, body: &body }, sent_id, None) {
-            Verdict::SessionLost(_) | Verdict::Suspect => NoStream::Unclear(status),
-            Verdict::Unavailable => NoStream::Later(status),
-            // Somebody else's stream, or the rest of an earlier one of ours.
-            Verdict::Refused if status == 409 => NoStream::Later(status),
-            Verdict::Answer | Verdict::Unauthorized | Verdict::NoEndpoint | Verdict::Refused => NoStream::Never(status),
-        })
-    }
-}
-
-/// The JSON-RPC message of an event, if it has one.
-pub(super) fn message_of(event: Event) -> Option<Bytes> {
-    let named = event.name.as_deref().is_none_or(|name| name == "message");
-    event.data.filter(|data| named && !data.is_empty())
-}
-
-async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Box<str>> {
-    while let Some(frame) = body.frame().await {
-        match frame {
-            Ok(frame) => {
-                // Trailers say nothing here.
-                if let Ok(data) = frame.into_data() {
-                    return Ok(Some(data));
-                }
-            }
-            Err(error) => return Err(describe(&error)),
-        }
-    }
-    Ok(None)
-}
-
-fn content_type(headers: &HeaderMap) -> Content {
-    // A body without a type can only be the one that needs no more to be read.
-    let value = headers.get(CONTENT_TYPE).map_or(&b"application/json"[..], HeaderValue::as_bytes);
-    let media = value.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
-    if media.eq_ignore_ascii_case(b"application/json") {
-        Content::Json
-    } else if media.eq_ignore_ascii_case(b"text/event-stream") {
-        Content::Events
-    } else {
-        Content::Other
-    }
-}
-
-const NO_ENDPOINT: &str = "there is nothing at its url: HTTP status 404";
-
-/// How much of a refusal is read, and for how long.
-const REFUSAL_BYTES_MAX: usize = 64 * 1024;
-const REFUSAL_BOUND: Duration = Duration::from_secs(2);
-
-/// How long a probing `ping` may take.
-const PROBE_BOUND: Duration = Duration::from_secs(2);
-
-/// How long the rest of an answered stream is read.
-const FINISH_BOUND: Duration = Duration::from_secs(1);
-
-/// What an event may have besides its message.
-const EVENT_FIELDS_BYTES: usize = 4096;
+pub(super) const NO_ENDPOINT: &str = "there is nothing at its url: HTTP status 404";

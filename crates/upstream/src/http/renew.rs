@@ -8,7 +8,7 @@ use mainstay_core::resume::UpstreamId;
 use mainstay_core::wire::envelope;
 use tokio::time::timeout;
 
-use super::post::Unanswered;
+use super::own::Unanswered;
 use super::{Http, Session, State, Step, Tries, is_initialized};
 use crate::failure::Failure;
 use crate::handshake::{self, NotOpened, Opened};
