@@ -206,26 +206,16 @@ enum Setting {
 
 impl Setting {
     fn of(request: &Request) -> Option<Self> {
-        match request.method {
-            Method::SetLevel => request.param("level").map(Self::Level),
-            Method::Subscribe => request.param("uri").map(Self::Subscribe),
-            Method::Unsubscribe => request.param("uri").map(Self::Unsubscribe),
-            Method::Initialize
-            | Method::Initialized
-            | Method::Ping
-            | Method::Cancelled
-            | Method::Progress
-            | Method::ToolsList
-            | Method::ToolsCall
-            | Method::PromptsList
-            | Method::PromptsGet
-            | Method::ResourcesList
-            | Method::ResourceTemplatesList
-            | Method::ResourcesRead
-            | Method::Complete
-            | Method::Discover
-            | Method::Other => None,
-        }
+        let (name, make): (_, fn(Box<str>) -> Self) = if request.method == Method::SetLevel {
+            ("level", Self::Level)
+        } else if request.method == Method::Subscribe {
+            ("uri", Self::Subscribe)
+        } else if request.method == Method::Unsubscribe {
+            ("uri", Self::Unsubscribe)
+        } else {
+            return None;
+        };
+        request.param(name).map(make)
     }
 }
 

@@ -133,10 +133,8 @@ impl Engine {
     /// Makes an ending found at restore durable, and says it. If the ledger cannot take it the id is still not served.
     async fn bury(&self, decision: &Decision, code: Code) -> Result<Arc<Live>, Refused> {
         match self.commit_ending(&decision.changes, None).await {
-            Ok(()) => Err(match code {
-                Code::SessionExpired => refused(&Refusal::Overdue),
-                other => Refused::new(other, "the session was closed; open a new one"),
-            }),
+            Ok(()) if code == Code::SessionExpired => Err(refused(&Refusal::Overdue)),
+            Ok(()) => Err(Refused::new(code, "the session was closed; open a new one")),
             Err(_) => Err(Refused::new(Code::Unavailable, "the ledger cannot be written now; try again later")),
         }
     }

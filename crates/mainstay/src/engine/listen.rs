@@ -109,37 +109,20 @@ impl Engine {
         match envelope.kind {
             Kind::Request => self.question(live, message, envelope),
             Kind::Notification => {
-                let name = envelope.method_name(message)?;
-                match Method::of(&name) {
-                    Method::Progress => {
-                        let span = member(message, envelope.params.as_ref()?, "progressToken")?;
-                        let token = RoutedId::decode(&message[span.clone()])?;
-                        Some(splice(message, &[(span, &token.original)]).into())
-                    }
-                    Method::Cancelled => {
-                        let span = member(message, envelope.params.as_ref()?, "requestId")?;
-                        let asked = live.asked_as(&message[span.clone()])?;
-                        let original = live.answered(asked)?;
-                        let dressed = RoutedId { stream: asked, original }.encode();
-                        Some(splice(message, &[(span, &dressed)]).into())
-                    }
-                    Method::Initialize
-                    | Method::Initialized
-                    | Method::Ping
-                    | Method::SetLevel
-                    | Method::Subscribe
-                    | Method::Unsubscribe
-                    | Method::ToolsList
-                    | Method::ToolsCall
-                    | Method::PromptsList
-                    | Method::PromptsGet
-                    | Method::ResourcesList
-                    | Method::ResourceTemplatesList
-                    | Method::ResourcesRead
-                    | Method::Complete
-                    | Method::Discover
-                    | Method::Other => Some(message.clone()),
+                let method = Method::of(&envelope.method_name(message)?);
+                if method == Method::Progress {
+                    let span = member(message, envelope.params.as_ref()?, "progressToken")?;
+                    let token = RoutedId::decode(&message[span.clone()])?;
+                    return Some(splice(message, &[(span, &token.original)]).into());
                 }
+                if method == Method::Cancelled {
+                    let span = member(message, envelope.params.as_ref()?, "requestId")?;
+                    let asked = live.asked_as(&message[span.clone()])?;
+                    let original = live.answered(asked)?;
+                    let dressed = RoutedId { stream: asked, original }.encode();
+                    return Some(splice(message, &[(span, &dressed)]).into());
+                }
+                Some(message.clone())
             }
             Kind::Result | Kind::Error => None,
         }

@@ -71,10 +71,11 @@ async fn post(
         && only.envelope.kind == Kind::Request
         && !batched
     {
-        match only.method {
-            Method::Initialize => return initialize(front, served, &principal, only).await,
-            Method::Discover => return Err(sessions_only()),
-            _ => {}
+        if only.method == Method::Initialize {
+            return initialize(front, served, &principal, only).await;
+        }
+        if only.method == Method::Discover {
+            return Err(sessions_only());
         }
     }
     let live = session(front, served, &principal, &head.headers).await?;

@@ -102,48 +102,21 @@ pub fn refusal(refused: &Refused, id: &[u8], terminal: TerminalStatus) -> Respon
     let told = tell(refused, terminal);
     let status = StatusCode::from_u16(told.code.http_status(terminal)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(status, refusal_message(id, &told));
-    match told.code {
-        Code::Unavailable | Code::LimitReached => {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        Code::MethodNotAllowed => {
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, POST, DELETE"));
-        }
-        Code::SessionUnknown
-        | Code::SessionMissing
-        | Code::SessionDraining
-        | Code::SessionDeleted
-        | Code::SessionExpired
-        | Code::SessionClosed
-        | Code::OtherPrincipal
-        | Code::OutcomeUnknown
-        | Code::ServerUnreachable
-        | Code::ServerRejected
-        | Code::AuthenticationNeeded
-        | Code::ChildExited
-        | Code::UpstreamLostAgain
-        | Code::AnswerTooLarge
-        | Code::RequestInvalid
-        | Code::BodyTooLarge
-        | Code::VersionUnsupported
-        | Code::BatchUnsupported
-        | Code::OriginRefused
-        | Code::ServerUnknown
-        | Code::NotAcceptable
-        | Code::MediaTypeUnsupported
-        | Code::EventUnknown
-        | Code::AgentRefused
-        | Code::Internal => {}
+    if matches!(told.code, Code::Unavailable | Code::LimitReached) {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    if told.code == Code::MethodNotAllowed {
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, POST, DELETE"));
     }
     response
 }
 
 /// What may be told: a stranger learns nothing of another's session (S4).
 fn tell(refused: &Refused, terminal: TerminalStatus) -> Refused {
-    match (refused.code, terminal) {
-        (Code::OtherPrincipal, TerminalStatus::Spec) => Refused { code: Code::SessionUnknown, ..refused.clone() },
-        (_, TerminalStatus::Spec | TerminalStatus::Distinct) => refused.clone(),
+    if refused.code == Code::OtherPrincipal && terminal == TerminalStatus::Spec {
+        return Refused { code: Code::SessionUnknown, ..refused.clone() };
     }
+    refused.clone()
 }
 
 /// A path that leads nowhere. Not 404 alone: a client takes that for a lost session, so it is told where to go.
