@@ -239,7 +239,8 @@ impl HttpStream {
 impl Http {
     /// The stream behind `cursor`, or why there is none. Bounded by tries and by patience.
     async fn rejoin_stream(&self, session: &Session, cursor: &Cursor) -> Result<Box<Events>, Option<Box<str>>> {
-        let mut pause = cursor.retry.unwrap_or(RETRY_DEFAULT).max(RETRY_MIN * cursor.idle.saturating_sub(1));
+        let asked = cursor.retry.unwrap_or(RETRY_DEFAULT).max(RETRY_FLOOR);
+        let mut pause = asked.max(RETRY_MIN * cursor.idle.saturating_sub(1));
         let deadline = Instant::now() + pause + self.server().patience;
         let mut cause = None;
         for _ in 0..RESUME_TRIES_MAX {
@@ -278,6 +279,8 @@ impl Http {
 /// How long to wait before a cut stream is taken up again, if the server does not say.
 const RETRY_DEFAULT: Duration = Duration::from_millis(500);
 const RETRY_MIN: Duration = Duration::from_millis(100);
+/// The shortest wait that a server may ask for.
+const RETRY_FLOOR: Duration = Duration::from_millis(10);
 /// The longest wait that a server may ask for.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// The longest wait that failures alone lead to.
