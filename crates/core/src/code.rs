@@ -55,6 +55,8 @@ pub enum Code {
     MediaTypeUnsupported,
     /// The `Last-Event-ID` is malformed or of another session.
     EventUnknown,
+    /// The request proves nobody's identity, and this listener wants one.
+    AuthenticationRequired,
     /// The client's name is missing or disagrees with its session.
     AgentRefused,
     /// The gateway failed in itself; the request changed nothing.
@@ -63,7 +65,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, for documentation and tests.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::SessionUnknown,
         Self::SessionMissing,
         Self::SessionDraining,
@@ -90,6 +92,7 @@ impl Code {
         Self::NotAcceptable,
         Self::MediaTypeUnsupported,
         Self::EventUnknown,
+        Self::AuthenticationRequired,
         Self::AgentRefused,
         Self::Internal,
     ];
@@ -123,6 +126,7 @@ impl Code {
             Self::NotAcceptable => "not_acceptable",
             Self::MediaTypeUnsupported => "media_type_unsupported",
             Self::EventUnknown => "event_unknown",
+            Self::AuthenticationRequired => "authentication_required",
             Self::AgentRefused => "agent_refused",
             Self::Internal => "internal",
         }
@@ -166,6 +170,7 @@ impl Code {
                 | Self::AgentRefused,
                 _,
             ) => 400,
+            (Self::AuthenticationRequired, _) => 401,
             (Self::BodyTooLarge, _) => 413,
             (Self::LimitReached, _) => 429,
             (Self::Unavailable, _) => 503,
@@ -206,6 +211,7 @@ impl Code {
             | Self::NotAcceptable
             | Self::MediaTypeUnsupported
             | Self::EventUnknown
+            | Self::AuthenticationRequired
             | Self::AgentRefused => -32000,
         }
     }
@@ -241,11 +247,12 @@ mod tests {
     }
 
     #[test]
-    fn s13a_401_is_never_ours_and_names_are_unique() {
+    fn s13a_401_has_its_one_meaning_and_names_are_unique() {
         let mut names: Vec<_> = Code::ALL.iter().map(|code| code.name()).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), Code::ALL.len());
-        assert!(Code::ALL.iter().all(|code| code.http_status(TerminalStatus::Spec) != 401));
+        let unauthorized = |code: &&Code| code.http_status(TerminalStatus::Spec) == 401;
+        assert_eq!(Code::ALL.iter().filter(unauthorized).collect::<Vec<_>>(), [&Code::AuthenticationRequired]);
     }
 }
