@@ -1,7 +1,11 @@
-//! The log: structured lines on standard error, for people or as JSON.
+//! The log: structured lines on standard error, for people or as JSON. The numbers are in [`metrics`].
 //!
 //! Called once per process, by its `main`. What a line may hold is the business of whoever writes it; see the rules in
 //! `CONTRIBUTING.md`.
+
+pub mod metrics;
+
+mod distribution;
 
 use std::io::IsTerminal as _;
 
