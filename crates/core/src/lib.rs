@@ -4,6 +4,7 @@
 //! hash-ordered collection: time and entropy come in as arguments, and what must happen goes out as values.
 //! Recovery and live traffic use the same functions.
 
+pub mod audit;
 pub mod call;
 pub mod code;
 pub mod id;

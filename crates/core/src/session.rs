@@ -131,6 +131,8 @@ pub struct SessionRecord {
     pub version: Version,
     /// What the client calls itself.
     pub client: ClientName,
+    /// The agent that the client named itself to be at `initialize` (`X-Agent-Name`); see [`AGENT_CHARS_MAX`].
+    pub agent: Option<Box<str>>,
     /// The `params` of the client's `initialize`: its own raw JSON, to be said again to a re-made instance (U4, C5).
     pub initialize_params: Bytes,
     /// Whether `notifications/initialized` or any later request came.
@@ -148,6 +150,8 @@ pub struct Tombstone {
     pub server: ServerName,
     /// Whose it was.
     pub principal: Principal,
+    /// The agent that its client named itself to be at `initialize`.
+    pub agent: Option<Box<str>>,
     /// How it ended: deleted, expired or closed.
     pub state: State,
     /// Why, in words for people; at most [`REASON_CHARS_MAX`](Self::REASON_CHARS_MAX) characters.
@@ -195,6 +199,8 @@ pub struct Opening {
     pub principal: Principal,
     /// What the client calls itself.
     pub client: ClientName,
+    /// The agent that it names itself to be (`X-Agent-Name`); cut after [`AGENT_CHARS_MAX`] characters.
+    pub agent: Option<Box<str>>,
     /// The `params` of its `initialize`, raw.
     pub initialize_params: Bytes,
     /// The auth contract in force.
@@ -504,8 +510,11 @@ impl Session {
     }
 }
 
+/// The most characters that are kept of an agent's name.
+pub const AGENT_CHARS_MAX: usize = 128;
+
 /// The first `chars_max` characters of `text`.
-fn head(text: &str, chars_max: usize) -> Box<str> {
+pub(crate) fn head(text: &str, chars_max: usize) -> Box<str> {
     text.char_indices().nth(chars_max).map_or(text, |(end, _)| &text[..end]).into()
 }
 

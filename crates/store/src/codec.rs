@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use mainstay_core::audit::{Action, Actor, AuditEntry};
 use mainstay_core::id::{Epoch, ServerName, SessionKey};
 use mainstay_core::principal::Principal;
 use mainstay_core::resume::{Continuity, OwedDelete, ResumeRecord, ServerCard, UpstreamId};
@@ -33,6 +34,7 @@ enum Kind {
     Resume = 3,
     Owed = 4,
     Card = 5,
+    Audit = 6,
 }
 
 /// The state's number in bodies and columns. Frozen.
@@ -52,6 +54,31 @@ fn state_of(number: u8) -> Option<State> {
     all.into_iter().find(|state| state_number(*state) == number)
 }
 
+/// The action's number in bodies and columns. Frozen.
+pub(crate) const fn action_number(action: Action) -> u8 {
+    match action {
+        Action::Opened => 0,
+        Action::Restored => 1,
+        Action::RestoreRefused => 2,
+        Action::Deleted => 3,
+        Action::Drained => 4,
+        Action::DrainBegun => 5,
+        Action::Closed => 6,
+        Action::Expired => 7,
+        Action::Suspended => 8,
+        Action::StrangerRefused => 9,
+        Action::AuthenticationRefused => 10,
+        Action::KeysRotated => 11,
+        Action::OwedPaid => 12,
+        Action::OwedGivenUp => 13,
+        Action::Remade => 14,
+    }
+}
+
+fn action_of(number: u8) -> Option<Action> {
+    Action::ALL.into_iter().find(|action| action_number(*action) == number)
+}
+
 /// The body of a session's row.
 pub(crate) fn encode_session(record: &SessionRecord) -> Vec<u8> {
     let mut body = Writer::new(Kind::Session);
@@ -67,6 +94,7 @@ pub(crate) fn encode_session(record: &SessionRecord) -> Vec<u8> {
     body.text(record.version.as_str());
     body.text(&record.client.name);
     body.text(&record.client.version);
+    body.option(record.agent.as_deref());
     body.bytes(&record.initialize_params);
     body.byte(u8::from(record.confirmed));
     body.0.extend_from_slice(record.contract.as_bytes());
@@ -89,6 +117,7 @@ pub(crate) fn decode_session(body: &[u8]) -> Result<SessionRecord, Malformed> {
             deadline: body.time()?,
             version: Version::parse(body.text()?)?,
             client: ClientName { name: body.text()?.into(), version: body.text()?.into() },
+            agent: body.option()?.map(Into::into),
             initialize_params: Bytes::copy_from_slice(body.bytes()?),
             confirmed: body.flag()?,
             contract: Contract::from_bytes(body.array()?),
@@ -102,6 +131,7 @@ pub(crate) fn encode_tombstone(stone: &Tombstone) -> Vec<u8> {
     body.key(&stone.key);
     body.text(stone.server.as_str());
     body.principal(&stone.principal);
+    body.option(stone.agent.as_deref());
     body.byte(state_number(stone.state));
     body.text(&stone.reason);
     body.time(stone.opened_at);
@@ -121,6 +151,7 @@ pub(crate) fn decode_tombstone(body: &[u8]) -> Result<Tombstone, Malformed> {
             key: body.key()?,
             server: body.server()?,
             principal: body.principal()?,
+            agent: body.option()?.map(Into::into),
             state: state_of(body.byte()?).filter(|state| state.is_ended())?,
             reason: body.text()?.into(),
             opened_at: body.time()?,
@@ -240,6 +271,49 @@ pub(crate) fn decode_card(body: &[u8]) -> Result<ServerCard, Malformed> {
             fingerprint: body.array()?,
             initialize_result: Bytes::copy_from_slice(body.bytes()?),
             saved_at: body.time()?,
+        })
+    })
+}
+
+/// The body of an audit entry's row, but for its number.
+pub(crate) fn encode_audit(entry: &AuditEntry) -> Vec<u8> {
+    let mut body = Writer::new(Kind::Audit);
+    body.time(entry.at);
+    match &entry.actor {
+        Actor::Client(principal) => {
+            body.byte(0);
+            body.principal(principal);
+        }
+        Actor::Operator => body.byte(1),
+        Actor::Gateway => body.byte(2),
+    }
+    body.byte(action_number(entry.action));
+    body.byte(u8::from(entry.session.is_some()));
+    entry.session.iter().for_each(|key| body.key(key));
+    body.option(entry.server.as_ref().map(ServerName::as_str));
+    body.text(&entry.detail);
+    body.0
+}
+
+/// The audit entry whose row has this body.
+pub(crate) fn decode_audit(body: &[u8]) -> Result<AuditEntry, Malformed> {
+    let mut body = Reader::new(Kind::Audit, body)?;
+    body.whole(|body| {
+        Some(AuditEntry {
+            at: body.time()?,
+            actor: match body.byte()? {
+                0 => Actor::Client(body.principal()?),
+                1 => Actor::Operator,
+                2 => Actor::Gateway,
+                _ => return None,
+            },
+            action: action_of(body.byte()?)?,
+            session: if body.flag()? { Some(body.key()?) } else { None },
+            server: match body.option()? {
+                Some(text) => Some(ServerName::parse(text)?),
+                None => None,
+            },
+            detail: body.text()?.into(),
         })
     })
 }

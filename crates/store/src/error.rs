@@ -123,6 +123,20 @@ pub enum CommitError {
     Unavailable(#[source] Cause),
 }
 
+/// Why the keyring was not replaced.
+#[derive(Clone, Debug, Error)]
+pub enum RotateError {
+    /// The new keyring lacks a key, or has another in its place: rows that are signed with it could not be read.
+    #[error("the new keyring has not the key {key_id} that the present one has")]
+    KeyLost {
+        /// The key's number.
+        key_id: u32,
+    },
+    /// The ledger could not be told, or this writer may not write.
+    #[error("the ledger was not told of the new key")]
+    Refused(#[source] CommitError),
+}
+
 /// What stands in the way of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Found {

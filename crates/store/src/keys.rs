@@ -28,6 +28,8 @@ pub enum Purpose {
     Owed,
     /// What is known of a server.
     Card,
+    /// An entry of the audit trail.
+    Audit,
     /// The proof that a ledger and a keyring belong together.
     Ledger,
 }
@@ -41,6 +43,7 @@ impl Purpose {
             Self::Resume => b"resume",
             Self::Owed => b"owed",
             Self::Card => b"card",
+            Self::Audit => b"audit",
             Self::Ledger => b"ledger",
         }
     }
@@ -189,6 +192,16 @@ impl Keyring {
         Ok(text)
     }
 
+    /// The number of a key of `older` that is not in this keyring, or is another one here. None if everything that
+    /// `older` signed and sealed can be read with this one.
+    pub fn lost_of(&self, older: &Self) -> Option<u32> {
+        let mut ids = older.older.keys().copied().chain([older.newest_id]);
+        ids.find(|id| {
+            let of = |ring: &Self| ring.pair(*id).ok().map(|pair| mac(&pair.signing, Purpose::Ledger, b"", SAMPLE));
+            of(self) != of(older)
+        })
+    }
+
     /// How many keys are accepted.
     pub fn key_count(&self) -> usize {
         self.older.len() + 1
@@ -283,6 +296,8 @@ pub enum KeyError {
     },
 }
 
+/// What two keys are told apart by.
+const SAMPLE: &[u8] = b"which key is this";
 const FIRST_KEY_ID: u32 = 1;
 const SECRET_BYTES: usize = 64;
 

@@ -22,16 +22,18 @@ mod write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{Epoch, ServerName, SessionKey, SessionRef};
+use mainstay_core::principal::Principal;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
 use mainstay_core::time::Timestamp;
 
 pub use self::counters::Counters;
-pub use self::error::{Cause, CommitError, Found, OpenError, StoreError};
+pub use self::error::{Cause, CommitError, Found, OpenError, RotateError, StoreError};
 use self::keys::Keyring;
 pub use self::memory::MemoryStore;
 pub use self::sqlite::SqliteStore;
-pub use self::stored::{Fault, Listed, Page, ResumeSummary, RowFault, RowKind, Stored};
+pub use self::stored::{AuditPage, Fault, Filter, Legibility, Listed, Page, ResumeSummary, RowFault, RowKind, Stored};
 pub use self::write::{Class, Write};
 
 /// Where a ledger lives.
@@ -209,7 +211,7 @@ impl Store {
         }
     }
 
-    /// A page of all ids, live, ended and unreadable, in the order of their keys.
+    /// A page of the ids that its filter wants, live, ended and unreadable, in the order of their keys.
     ///
     /// # Errors
     ///
@@ -243,6 +245,67 @@ impl Store {
         match self {
             Self::Sqlite(store) => store.owed(now, limit).await,
             Self::Memory(store) => Ok(store.owed(now, limit)),
+        }
+    }
+
+    /// All owed deletes, the next due first, and those left to expire last.
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub async fn owed_all(&self, limit: usize) -> Result<Vec<OwedDelete>, StoreError> {
+        self.owed(OwedDelete::NEVER, limit).await
+    }
+
+    /// The owed delete of number `id`, if it is owed and can be read.
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub async fn owed_one(&self, id: u64) -> Result<Option<OwedDelete>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.owed_one(id).await,
+            Self::Memory(store) => Ok(store.owed_one(id)),
+        }
+    }
+
+    /// How many rows of live sessions each principal has, readable or not; only those that have any.
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub async fn count_by_principal(&self) -> Result<Vec<(Principal, u64)>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.count_by_principal().await,
+            Self::Memory(store) => Ok(store.count_by_principal()),
+        }
+    }
+
+    /// A page of the audit trail with the numbers of its entries, the newest first. An entry that can't be read is left
+    /// out: it is counted and reported in the log.
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub async fn audit(&self, page: &AuditPage) -> Result<Vec<(u64, AuditEntry)>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.audit(page).await,
+            Self::Memory(store) => Ok(store.audit(page)),
+        }
+    }
+
+    /// Signs and seals with the newest key of `ring` from now on, while everything written before stays readable: no
+    /// session ends (S14). The keys must be durable before, as [`Keyring::rotate`] leaves them.
+    ///
+    /// In memory nothing is signed, and only the epoch is checked.
+    ///
+    /// # Errors
+    ///
+    /// A [`RotateError`]; the former newest key goes on signing then.
+    pub async fn rotate(&self, ring: Arc<Keyring>) -> Result<(), RotateError> {
+        match self {
+            Self::Sqlite(store) => store.rotate(ring).await,
+            Self::Memory(store) => store.rotate(),
         }
     }
 

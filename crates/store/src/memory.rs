@@ -4,9 +4,12 @@
 
 mod tables;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{Epoch, ServerName, SessionKey, SessionRef};
+use mainstay_core::principal::Principal;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
 use mainstay_core::session::State;
 use mainstay_core::time::Timestamp;
@@ -14,9 +17,9 @@ use tracing::warn;
 
 use self::tables::Tables;
 use crate::counters::{Counters, Meters, count};
-use crate::error::{CommitError, StoreError};
+use crate::error::{CommitError, RotateError, StoreError};
 use crate::rows::{fence, next_epoch};
-use crate::stored::{Listed, Page, REF_MATCHES_MAX, Stored, first_key};
+use crate::stored::{AuditPage, Listed, Page, REF_MATCHES_MAX, Stored, first_key};
 use crate::write::{Write, strongest};
 
 /// One writer on a ledger in memory. Clones are the same writer.
@@ -96,13 +99,36 @@ impl MemoryStore {
     pub(crate) fn list(&self, page: &Page) -> Vec<Listed> {
         let tables = self.read();
         let first = page.after.unwrap_or(SessionKey::from_bytes([0; 32]));
-        let keys = tables.keys_from(first).filter(|key| Some(*key) != page.after).take(page.rows());
-        keys.map(|key| Listed {
-            key,
-            stored: tables.find(key),
-            resume: tables.resumes.get(&key).cloned().map(Into::into),
-        })
-        .collect()
+        let keys = tables.keys_from(first).filter(|key| Some(*key) != page.after);
+        let found = keys.map(|key| (key, tables.find(key))).filter(|(_, stored)| page.filter.wants(stored));
+        let resume = |key| tables.resumes.get(&key).cloned().map(Into::into);
+        found.take(page.rows()).map(|(key, stored)| Listed { key, stored, resume: resume(key) }).collect()
+    }
+
+    pub(crate) fn owed_one(&self, id: u64) -> Option<OwedDelete> {
+        self.read().owed.get(&id).cloned()
+    }
+
+    pub(crate) fn count_by_principal(&self) -> Vec<(Principal, u64)> {
+        let mut counts = BTreeMap::new();
+        for record in self.read().sessions.values() {
+            *counts.entry(record.principal.clone()).or_insert(0) += 1;
+        }
+        counts.into_iter().collect()
+    }
+
+    pub(crate) fn audit(&self, page: &AuditPage) -> Vec<(u64, AuditEntry)> {
+        let tables = self.read();
+        let entries = tables.audit.range(..page.before.unwrap_or(u64::MAX)).rev();
+        let wanted = entries.filter(|(_, entry)| {
+            page.session.is_none_or(|key| entry.session == Some(key))
+                && page.action.is_none_or(|action| entry.action == action)
+        });
+        wanted.take(page.rows()).map(|(number, entry)| (*number, entry.clone())).collect()
+    }
+
+    pub(crate) fn rotate(&self) -> Result<(), RotateError> {
+        fence(*lock(&self.own), lock(&self.tables).epoch).map_err(RotateError::Refused)
     }
 
     pub(crate) fn count(&self) -> u64 {

@@ -1,12 +1,14 @@
 //! Between records and rows: signing, sealing, and every check of what comes back (S14).
 
+use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{Epoch, ServerName, SessionKey};
+use mainstay_core::principal::Principal;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
 use mainstay_core::session::{SessionRecord, Tombstone};
 use mainstay_core::time::Timestamp;
 use tracing::warn;
 
-use crate::codec::{self, Malformed, state_number};
+use crate::codec::{self, Malformed, action_number, state_number};
 use crate::error::CommitError;
 use crate::keys::{Keyring, Purpose, Rejection, Sealed, Signature};
 use crate::stored::Fault;
@@ -23,6 +25,8 @@ pub(crate) struct Signed {
 pub(crate) struct SessionColumns {
     pub(crate) state: i64,
     pub(crate) server: String,
+    pub(crate) principal: String,
+    pub(crate) agent: Option<String>,
     pub(crate) generation: i64,
     pub(crate) deadline: i64,
     pub(crate) seen_at: i64,
@@ -34,10 +38,50 @@ impl SessionColumns {
         Self {
             state: i64::from(state_number(record.state)),
             server: record.server.as_str().to_owned(),
+            principal: record.principal.to_string(),
+            agent: record.agent.as_deref().map(str::to_owned),
             generation: column(record.generation),
             deadline: time_column(record.deadline),
             seen_at: time_column(record.seen_at),
             confirmed: record.confirmed,
+        }
+    }
+}
+
+/// The columns of a tombstone's row that repeat what is signed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoneColumns {
+    pub(crate) state: i64,
+    pub(crate) server: String,
+    pub(crate) principal: String,
+    pub(crate) agent: Option<String>,
+}
+
+impl StoneColumns {
+    pub(crate) fn of(stone: &Tombstone) -> Self {
+        Self {
+            state: i64::from(state_number(stone.state)),
+            server: stone.server.as_str().to_owned(),
+            principal: stone.principal.to_string(),
+            agent: stone.agent.as_deref().map(str::to_owned),
+        }
+    }
+}
+
+/// The columns of an audit entry's row that repeat what is signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AuditColumns {
+    pub(crate) at: i64,
+    pub(crate) action: i64,
+    pub(crate) session: Option<[u8; 32]>,
+}
+
+impl AuditColumns {
+    pub(crate) fn of(entry: &AuditEntry) -> Self {
+        Self {
+            at: time_column(entry.at),
+            action: i64::from(action_number(entry.action)),
+            session: entry.session.map(|key| *key.as_bytes()),
         }
     }
 }
@@ -61,10 +105,8 @@ pub(crate) fn read_session(
     if record.key != key {
         return Err(Fault::Unparsable);
     }
-    let expected = SessionColumns::of(&record);
-    let agree = expected.state == columns.state
-        && expected.server == columns.server
-        && expected.generation == columns.generation;
+    let SessionColumns { deadline, seen_at, confirmed, .. } = *columns;
+    let agree = SessionColumns { deadline, seen_at, confirmed, ..SessionColumns::of(&record) } == *columns;
     let (Some(deadline), Some(seen_at), true) = (time(columns.deadline), time(columns.seen_at), agree) else {
         return Err(Fault::Tampered);
     };
@@ -77,12 +119,57 @@ pub(crate) fn sign_tombstone(ring: &Keyring, stone: &Tombstone) -> Signed {
     Signed { signature: ring.sign(Purpose::Tombstone, stone.key.as_bytes(), &body), body }
 }
 
-/// The tombstone in a row under `key`.
-pub(crate) fn read_tombstone(ring: &Keyring, key: SessionKey, signed: &Signed) -> Result<Tombstone, Fault> {
+/// The tombstone in a row under `key`, as far as both agree.
+pub(crate) fn read_tombstone(
+    ring: &Keyring,
+    key: SessionKey,
+    columns: &StoneColumns,
+    signed: &Signed,
+) -> Result<Tombstone, Fault> {
     let owner = || codec::decode_tombstone(&signed.body).map(|stone| stone.key);
     verify(ring, Purpose::Tombstone, key, signed, owner)?;
     let stone = codec::decode_tombstone(&signed.body).map_err(fault)?;
-    if stone.key == key { Ok(stone) } else { Err(Fault::Unparsable) }
+    if stone.key != key {
+        return Err(Fault::Unparsable);
+    }
+    if StoneColumns::of(&stone) == *columns { Ok(stone) } else { Err(Fault::Tampered) }
+}
+
+/// What of the row of `entry` is signed, under its number.
+pub(crate) fn sign_audit(ring: &Keyring, id: i64, entry: &AuditEntry) -> Signed {
+    let body = codec::encode_audit(entry);
+    Signed { signature: ring.sign(Purpose::Audit, &id.to_be_bytes(), &body), body }
+}
+
+/// The audit entry in the row of number `id`, as far as both agree.
+pub(crate) fn read_audit(
+    ring: &Keyring,
+    id: i64,
+    columns: &AuditColumns,
+    signed: &Signed,
+) -> Result<(u64, AuditEntry), Fault> {
+    ring.verify(Purpose::Audit, &id.to_be_bytes(), &signed.body, &signed.signature).map_err(rejected)?;
+    let entry = codec::decode_audit(&signed.body).map_err(fault)?;
+    let number = u64::try_from(id).map_err(|_| Fault::Tampered)?;
+    if AuditColumns::of(&entry) == *columns { Ok((number, entry)) } else { Err(Fault::Tampered) }
+}
+
+/// The principal that is displayed as `text`. An issuer is a URL without a fragment (OpenID Connect Discovery, section
+/// 3), so the first `#` ends it.
+pub(crate) fn principal_of(text: &str) -> Option<Principal> {
+    if text == Principal::Anonymous.to_string() {
+        return Some(Principal::Anonymous);
+    }
+    let (kind, name) = text.split_once(':')?;
+    match kind {
+        "agent" => Some(Principal::Agent(name.into())),
+        "token" => Some(Principal::Token(name.into())),
+        "subject" => {
+            let (issuer, subject) = name.split_once('#')?;
+            Some(Principal::Subject { issuer: issuer.into(), subject: subject.into() })
+        }
+        _ => None,
+    }
 }
 
 /// The sealed row of `record`.

@@ -11,9 +11,11 @@ mod writer;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{Epoch, ServerName, SessionKey, SessionRef};
+use mainstay_core::principal::Principal;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
 use mainstay_core::time::Timestamp;
 use tokio::sync::{mpsc, oneshot};
@@ -23,9 +25,9 @@ use self::database::Database;
 use self::reader::{Read, Reader};
 use self::writer::{Batched, Job, Writer, unavailable};
 use crate::counters::{Counters, Meters, count};
-use crate::error::{Cause, CommitError, OpenError, StoreError};
+use crate::error::{Cause, CommitError, OpenError, RotateError, StoreError};
 use crate::keys::Keyring;
-use crate::stored::{Listed, Page, Stored};
+use crate::stored::{AuditPage, Listed, Page, Stored};
 use crate::write::Write;
 
 /// One writer on a ledger in a file. Clones are the same writer.
@@ -36,7 +38,8 @@ pub struct SqliteStore {
 
 struct Shared {
     path: PathBuf,
-    ring: Arc<Keyring>,
+    /// The keyring in force. Held for moments only.
+    ring: Mutex<Arc<Keyring>>,
     meters: Arc<Meters>,
     jobs: mpsc::Sender<Job>,
     reads: mpsc::Sender<Read>,
@@ -53,11 +56,11 @@ impl SqliteStore {
         let started = start("ledger-writer", move || writer.run(queued_jobs))
             .and_then(|()| start("ledger-reader", move || reader.run(queued_reads)));
         started.map_err(|source| OpenError::Io { attempt: "start a thread for", path: path.clone(), source })?;
-        Ok(Self { shared: Arc::new(Shared { path, ring, meters, jobs, reads }) })
+        Ok(Self { shared: Arc::new(Shared { path, ring: Mutex::new(ring), meters, jobs, reads }) })
     }
 
     pub(crate) fn reopen(&self) -> Result<Self, OpenError> {
-        Self::open(self.shared.path.clone(), Arc::clone(&self.shared.ring))
+        Self::open(self.shared.path.clone(), self.ring())
     }
 
     pub(crate) async fn begin_epoch(&self, now: Timestamp, nonce: u64) -> Result<Epoch, StoreError> {
@@ -107,8 +110,47 @@ impl SqliteStore {
     }
 
     pub(crate) async fn list(&self, page: &Page) -> Result<Vec<Listed>, StoreError> {
+        let (rows, mut listed) = (page.rows(), Vec::new());
+        let mut next = Some(page.clone());
+        while let Some(page) = next.filter(|page| page.limit > 0) {
+            let asked = page.clone();
+            let chunk = self.read(move |reader| reader.list(&asked)).await?;
+            listed.extend(chunk.rows);
+            next = chunk.reached.map(|key| Page { after: Some(key), limit: rows - listed.len(), ..page });
+        }
+        Ok(listed)
+    }
+
+    pub(crate) async fn owed_one(&self, id: u64) -> Result<Option<OwedDelete>, StoreError> {
+        self.read(move |reader| reader.owed_one(id)).await
+    }
+
+    pub(crate) async fn count_by_principal(&self) -> Result<Vec<(Principal, u64)>, StoreError> {
+        self.read(Reader::count_by_principal).await
+    }
+
+    pub(crate) async fn audit(&self, page: &AuditPage) -> Result<Vec<(u64, AuditEntry)>, StoreError> {
         let page = *page;
-        self.read(move |reader| reader.list(&page)).await
+        self.read(move |reader| reader.audit(&page)).await
+    }
+
+    /// The reader knows the new key before the writer signs with it, so that no row is met that can't be read.
+    pub(crate) async fn rotate(&self, ring: Arc<Keyring>) -> Result<(), RotateError> {
+        if let Some(key_id) = ring.lost_of(&self.ring()) {
+            return Err(RotateError::KeyLost { key_id });
+        }
+        let stopped = |_| RotateError::Refused(CommitError::Unavailable(Cause::Stopped));
+        let known = Arc::clone(&ring);
+        self.read(move |reader| reader.accept(known)).await.map_err(stopped)?;
+        let signing = Arc::clone(&ring);
+        let told = self.ask(|reply| Job::Rotate { ring: signing, reply }).await.map_err(stopped)?;
+        told.map_err(RotateError::Refused)?;
+        *self.shared.ring.lock().unwrap_or_else(PoisonError::into_inner) = ring;
+        Ok(())
+    }
+
+    fn ring(&self) -> Arc<Keyring> {
+        Arc::clone(&self.shared.ring.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) async fn count(&self) -> Result<u64, StoreError> {

@@ -2,9 +2,11 @@
 
 use std::fmt;
 
-use mainstay_core::id::{SessionKey, SessionRef};
+use mainstay_core::audit::Action;
+use mainstay_core::id::{ServerName, SessionKey, SessionRef};
+use mainstay_core::principal::Principal;
 use mainstay_core::resume::{Continuity, ResumeRecord};
-use mainstay_core::session::{SessionRecord, Tombstone};
+use mainstay_core::session::{SessionRecord, State, Tombstone};
 use mainstay_core::time::Timestamp;
 
 /// What is known of an id.
@@ -50,6 +52,8 @@ pub enum RowKind {
     Owed,
     /// What is known of a server.
     Card,
+    /// An entry of the audit trail.
+    Audit,
 }
 
 impl fmt::Display for RowKind {
@@ -60,6 +64,7 @@ impl fmt::Display for RowKind {
             Self::Resume => "resume",
             Self::Owed => "owed delete",
             Self::Card => "card",
+            Self::Audit => "audit",
         })
     }
 }
@@ -98,12 +103,14 @@ impl fmt::Display for Fault {
 }
 
 /// Which part of a list is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
     /// The last key of the page before; none for the first page.
     pub after: Option<SessionKey>,
     /// How many rows; at most [`ROWS_MAX`](Self::ROWS_MAX) are given.
     pub limit: usize,
+    /// Which rows at all.
+    pub filter: Filter,
 }
 
 impl Page {
@@ -113,6 +120,80 @@ impl Page {
     /// The limit in force.
     pub(crate) fn rows(&self) -> usize {
         self.limit.min(Self::ROWS_MAX)
+    }
+}
+
+/// Which rows of a list are wanted: those that everything named here is true of. The default wants all.
+///
+/// Of a row that can't be read, what its columns say counts.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Filter {
+    /// In this state.
+    pub state: Option<State>,
+    /// Opened at this server.
+    pub server: Option<ServerName>,
+    /// Whose principal is displayed as this text.
+    pub principal: Option<Box<str>>,
+    /// Whose client named itself to be this agent.
+    pub agent: Option<Box<str>>,
+    /// Whether it can be read.
+    pub legibility: Legibility,
+}
+
+impl Filter {
+    /// Whether what was found is wanted. A row that can't be read was asked for by its columns.
+    pub(crate) fn wants(&self, stored: &Stored) -> bool {
+        match stored {
+            Stored::Live(record) => {
+                self.legibility != Legibility::Unreadable
+                    && self.names(record.state, &record.server, &record.principal, record.agent.as_deref())
+            }
+            Stored::Ended(stone) => {
+                self.legibility != Legibility::Unreadable
+                    && self.names(stone.state, &stone.server, &stone.principal, stone.agent.as_deref())
+            }
+            Stored::Unreadable(_) => self.legibility != Legibility::Readable,
+            Stored::Absent => false,
+        }
+    }
+
+    fn names(&self, state: State, server: &ServerName, principal: &Principal, agent: Option<&str>) -> bool {
+        self.state.is_none_or(|wanted| wanted == state)
+            && self.server.as_ref().is_none_or(|wanted| wanted == server)
+            && self.principal.as_ref().is_none_or(|wanted| **wanted == *principal.to_string())
+            && self.agent.as_deref().is_none_or(|wanted| Some(wanted) == agent)
+    }
+}
+
+/// Whether the rows that can be read are wanted, or those that can't.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Legibility {
+    /// Both.
+    #[default]
+    Any,
+    /// Those that can be read.
+    Readable,
+    /// Those that can't, and so are neither served nor removed.
+    Unreadable,
+}
+
+/// Which part of the audit trail is asked for, the newest entries first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuditPage {
+    /// Only entries of a lower number: the last one's of the page before. None for the newest.
+    pub before: Option<u64>,
+    /// How many entries; at most [`Page::ROWS_MAX`] are given.
+    pub limit: usize,
+    /// Only entries that name this session.
+    pub session: Option<SessionKey>,
+    /// Only entries of this action.
+    pub action: Option<Action>,
+}
+
+impl AuditPage {
+    /// The limit in force.
+    pub(crate) fn rows(&self) -> usize {
+        self.limit.min(Page::ROWS_MAX)
     }
 }
 

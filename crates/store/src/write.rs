@@ -1,5 +1,6 @@
 //! What can be written, and how durable it must be.
 
+use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
 use mainstay_core::session::Change;
@@ -32,10 +33,15 @@ pub enum Write {
     Settle(u64),
     /// The owed delete of this number, as it stands after a failed try.
     Postpone(OwedDelete),
+    /// The owed delete of this number is given up: nobody tries it again, and it is not listed any more.
+    GiveUp(u64),
     /// What is known of a server in place of what was.
     Card(ServerCard),
+    /// A line of the audit trail; its number is given by the store. It is as durable as what it rides with, and alone
+    /// it is a hint.
+    Audit(AuditEntry),
     /// What has outlived its use at this time out: tombstones whose time is over and which no row needs, resume records
-    /// past their TTL without a live session (their upstream is owed a DELETE), owed deletes that were left to expire.
+    /// past their TTL without a live session (their upstream is owed a DELETE), owed deletes that were left to expire, audit entries that are too old or too many.
     /// At most a thousand of each.
     Purge {
         /// The present.
@@ -48,11 +54,12 @@ impl Write {
     pub const fn class(&self) -> Class {
         match self {
             Self::Session(Change::Insert(_) | Change::Update(_) | Change::End(_)) => Class::Authority,
-            Self::Owe(_) | Self::Settle(_) | Self::Postpone(_) => Class::Obligation,
+            Self::Owe(_) | Self::Settle(_) | Self::Postpone(_) | Self::GiveUp(_) => Class::Obligation,
             Self::Session(Change::Touch { .. })
             | Self::Resume(_)
             | Self::ForgetResume(_)
             | Self::Card(_)
+            | Self::Audit(_)
             | Self::Purge { .. } => Class::Hint,
         }
     }
@@ -69,7 +76,9 @@ impl Write {
             Self::Owe(_) => "owe",
             Self::Settle(_) => "settle",
             Self::Postpone(_) => "postpone",
+            Self::GiveUp(_) => "give-up",
             Self::Card(_) => "card",
+            Self::Audit(_) => "audit",
             Self::Purge { .. } => "purge",
         }
     }
@@ -82,7 +91,9 @@ impl Write {
             | Self::Owe(_)
             | Self::Settle(_)
             | Self::Postpone(_)
-            | Self::Card(_) => true,
+            | Self::GiveUp(_)
+            | Self::Card(_)
+            | Self::Audit(_) => true,
             Self::Session(Change::End(_)) | Self::Resume(_) | Self::Purge { .. } => false,
         }
     }
@@ -93,11 +104,13 @@ impl Write {
             Self::Session(Change::Insert(record) | Change::Update(record)) => Some(record.seen_at),
             Self::Session(Change::Touch { seen_at, .. }) => Some(*seen_at),
             Self::Session(Change::End(tombstone)) => Some(tombstone.ended_at),
+            Self::Audit(entry) => Some(entry.at),
             Self::Resume(_)
             | Self::ForgetResume(_)
             | Self::Owe(_)
             | Self::Settle(_)
             | Self::Postpone(_)
+            | Self::GiveUp(_)
             | Self::Card(_)
             | Self::Purge { .. } => None,
         }

@@ -52,6 +52,7 @@ pub(super) fn ended(record: &SessionRecord, state: State, reason: &str, now: Tim
         key: record.key,
         server: record.server.clone(),
         principal: record.principal.clone(),
+        agent: record.agent.clone(),
         state,
         reason: head(reason, Tombstone::REASON_CHARS_MAX),
         opened_at: record.opened_at,

@@ -1,7 +1,7 @@
 //! From `initialize` to the first row.
 
 use super::end::discarded;
-use super::{Change, Decision, Effect, Opening, Refusal, SessionRecord, State, Terms};
+use super::{AGENT_CHARS_MAX, Change, Decision, Effect, Opening, Refusal, SessionRecord, State, Terms, head};
 use crate::time::Timestamp;
 use crate::wire::method::Version;
 
@@ -19,6 +19,7 @@ pub(super) fn initializing(opening: Opening, version: Version, now: Timestamp, t
         deadline: unconfirmed_deadline(now, terms),
         version,
         client: opening.client,
+        agent: opening.agent.map(|name| head(&name, AGENT_CHARS_MAX)),
         initialize_params: opening.initialize_params,
         confirmed: false,
         contract: opening.contract,

@@ -33,6 +33,7 @@ fn opening() -> Opening {
         server: ServerName::parse("files").expect("a name"),
         principal: owner(),
         client: ClientName::new("client", "1.0"),
+        agent: Some("scout".into()),
         initialize_params: Bytes::from_static(b"{}"),
         contract: CONTRACT,
         epoch: Epoch { counter: 1, nonce: 1 },

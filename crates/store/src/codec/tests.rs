@@ -17,6 +17,7 @@ fn session() -> SessionRecord {
         deadline: Timestamp::from_unix_millis(3_000),
         version: Version::V2025_11_25,
         client: ClientName { name: "client".into(), version: "1.0".into() },
+        agent: Some("scout".into()),
         initialize_params: Bytes::from_static(b"{\"capabilities\":{}}"),
         confirmed: true,
         contract: Contract::from_bytes([0xc0; 32]),
@@ -28,6 +29,7 @@ fn stone() -> Tombstone {
         key: SessionKey::from_bytes([0xa1; 32]),
         server: ServerName::parse("files").expect("a name"),
         principal: Principal::Token("alice".into()),
+        agent: None,
         state: State::Expired,
         reason: "idle".into(),
         opened_at: Timestamp::from_unix_millis(1_000),
@@ -81,6 +83,17 @@ fn card() -> ServerCard {
     }
 }
 
+fn entry() -> AuditEntry {
+    AuditEntry {
+        at: Timestamp::from_unix_millis(1),
+        actor: Actor::Client(Principal::Token("alice".into())),
+        action: Action::Closed,
+        session: Some(SessionKey::from_bytes([0xa1; 32])),
+        server: Some(ServerName::parse("files").expect("a name")),
+        detail: "because".into(),
+    }
+}
+
 /// Bytes as text: printable ones as they are, runs of equal ones with their number, others in hexadecimal.
 fn shown(bytes: &[u8]) -> String {
     let mut text = String::new();
@@ -101,12 +114,12 @@ fn the_layout_of_version_1_is_frozen() {
             encode_session(&session()),
             "<01><01><a1*32><00><00><00><05>files<03><00><00><00><0e>https://issuer<00><00><00><05>al\
              ice<01><00*7><03><00*7><02><01><02><03><04><05><06><07><08><00*6><03><e8><00*6><07><d0>\
-             <00*6><0b><b8><00><00><00><0a>2025-11-25<00><00><00><06>client<00><00><00><03>1.0<00>\
-             <00><00><13>{\"capabilities\":{}}<01><c0*32>",
+             <00*6><0b><b8><00><00><00><0a>2025-11-25<00><00><00><06>client<00><00><00><03>1.0<01>\
+             <00><00><00><05>scout<00><00><00><13>{\"capabilities\":{}}<01><c0*32>",
         ),
         (
             encode_tombstone(&stone()),
-            "<02><01><a1*32><00><00><00><05>files<02><00><00><00><05>alice<04><00><00><00><04>idle\
+            "<02><01><a1*32><00><00><00><05>files<02><00><00><00><05>alice<00><04><00><00><00><04>idle\
              <00*6><03><e8><00*6><07><d0><00*6><0b><b8><00><00><00><0a>2025-06-18<00*7><04><00*7><02>\
              <00*7><01>",
         ),
@@ -123,6 +136,10 @@ fn the_layout_of_version_1_is_frozen() {
              <00><0a>2025-11-25<00*7><01><00><00><00><02><00*7><03>",
         ),
         (encode_card(&card()), "<05><01><00><00><00><07>tickets<f1*32><00><00><00><02>{}<00*7><01>"),
+        (
+            encode_audit(&entry()),
+            "<06><01><00*7><01><00><02><00><00><00><05>alice<06><01><a1*32><01><00><00><00><05>files<00><00><00><07>because",
+        ),
     ];
     for (body, expected) in golden {
         assert_eq!(shown(&body), expected);
@@ -136,26 +153,29 @@ fn every_body_reads_back() {
     assert_eq!(decode_resume(&encode_resume(&resume())), Ok(resume()));
     assert_eq!(decode_owed(9, &encode_owed(&owed())), Ok(owed()));
     assert_eq!(decode_card(&encode_card(&card())), Ok(card()));
+    assert_eq!(decode_audit(&encode_audit(&entry())), Ok(entry()));
 }
 
 /// How each kind of body is refused, if it is.
-fn refusals(body: &[u8]) -> [Option<Malformed>; 5] {
+fn refusals(body: &[u8]) -> [Option<Malformed>; 6] {
     [
         decode_session(body).err(),
         decode_tombstone(body).err(),
         decode_resume(body).err(),
         decode_owed(9, body).err(),
         decode_card(body).err(),
+        decode_audit(body).err(),
     ]
 }
 
-fn bodies() -> [Vec<u8>; 5] {
+fn bodies() -> [Vec<u8>; 6] {
     [
         encode_session(&session()),
         encode_tombstone(&stone()),
         encode_resume(&resume()),
         encode_owed(&owed()),
         encode_card(&card()),
+        encode_audit(&entry()),
     ]
 }
 
@@ -163,10 +183,10 @@ fn bodies() -> [Vec<u8>; 5] {
 fn a_body_is_read_whole_and_as_what_it_is() {
     for (kind, body) in bodies().into_iter().enumerate() {
         for length in 0..body.len() {
-            assert_eq!(refusals(&body[..length]), [Some(Malformed::Damaged); 5], "cut to {length}");
+            assert_eq!(refusals(&body[..length]), [Some(Malformed::Damaged); 6], "cut to {length}");
         }
         let longer = [body.as_slice(), &[0]].concat();
-        assert_eq!(refusals(&longer), [Some(Malformed::Damaged); 5]);
+        assert_eq!(refusals(&longer), [Some(Malformed::Damaged); 6]);
         let readers = refusals(&body).map(|refusal| refusal.is_none());
         assert_eq!(readers.iter().filter(|reads| **reads).count(), 1);
         assert!(readers[kind]);
@@ -204,6 +224,7 @@ proptest! {
         flags: (bool, bool),
         version in 0..Version::ALL.len(),
         contract: [u8; 32],
+        agent: Option<String>,
     ) {
         let record = SessionRecord {
             key: SessionKey::from_bytes(key),
@@ -219,9 +240,45 @@ proptest! {
             initialize_params: initialize_params.into(),
             confirmed: flags.1,
             contract: Contract::from_bytes(contract),
+            agent: agent.map(Into::into),
             ..session()
         };
         prop_assert_eq!(decode_session(&encode_session(&record)), Ok(record));
+    }
+
+    #[test]
+    fn tombstones_round_trip(principal in principal(), agent: Option<String>, reason: String, ended in 3_u8..6) {
+        let state = state_of(ended).expect("an ended one");
+        let stone = Tombstone { principal, agent: agent.map(Into::into), reason: reason.into(), state, ..stone() };
+        prop_assert_eq!(decode_tombstone(&encode_tombstone(&stone)), Ok(stone));
+    }
+
+    #[test]
+    fn audit_entries_round_trip(
+        principal in prop::option::of(principal()),
+        operator: bool,
+        action in 0..Action::ALL.len(),
+        session: Option<[u8; 32]>,
+        server: bool,
+        detail: String,
+    ) {
+        let alone = if operator { Actor::Operator } else { Actor::Gateway };
+        let entry = AuditEntry {
+            actor: principal.map_or(alone, Actor::Client),
+            action: Action::ALL[action],
+            session: session.map(SessionKey::from_bytes),
+            server: entry().server.filter(|_| server),
+            detail: detail.into(),
+            ..entry()
+        };
+        prop_assert_eq!(decode_audit(&encode_audit(&entry)), Ok(entry));
+    }
+
+    #[test]
+    fn a_principal_is_read_back_from_how_it_is_displayed(principal in principal()) {
+        let hashed = matches!(&principal, Principal::Subject { issuer, .. } if issuer.contains('#'));
+        let read = crate::rows::principal_of(&principal.to_string());
+        prop_assert!(hashed || read == Some(principal));
     }
 
     #[test]
@@ -252,7 +309,7 @@ proptest! {
     }
 
     #[test]
-    fn reading_junk_never_panics_nor_allocates_what_it_claims(kind in 1_u8..6, junk: Vec<u8>) {
+    fn reading_junk_never_panics_nor_allocates_what_it_claims(kind in 1_u8..7, junk: Vec<u8>) {
         let body = [&[kind, VERSION], junk.as_slice()].concat();
         let _ = refusals(&body);
     }

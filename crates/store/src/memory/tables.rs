@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{Epoch, ServerName, SessionKey};
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
 use mainstay_core::session::{Change, SessionRecord, State, Tombstone};
@@ -24,8 +25,11 @@ pub(super) struct Tables {
     pub(super) resumes: BTreeMap<SessionKey, ResumeRecord>,
     pub(super) owed: BTreeMap<u64, OwedDelete>,
     pub(super) cards: BTreeMap<ServerName, ServerCard>,
+    pub(super) audit: BTreeMap<u64, AuditEntry>,
     /// The last number given to an owed delete. Numbers are not used twice.
     owed_last: u64,
+    /// The last number given to an audit entry.
+    audit_last: u64,
     /// What undoes the commit under way, in the order in which it was done.
     undo: Vec<Former>,
 }
@@ -38,12 +42,16 @@ enum Former {
     Resume(SessionKey, Option<ResumeRecord>),
     Owed(u64, Option<OwedDelete>),
     Card(ServerName, Option<ServerCard>),
+    Audit(u64, Option<AuditEntry>),
+    /// The last numbers given to owed deletes and audit entries.
+    Last(u64, u64),
 }
 
 impl Tables {
     /// All of `writes`, or none.
     pub(super) fn transact(&mut self, writes: Vec<Write>) -> Result<(), CommitError> {
         self.undo.clear();
+        self.undo.push(Former::Last(self.owed_last, self.audit_last));
         let clock = writes.iter().filter_map(Write::clock).max();
         for write in writes {
             if let Err(error) = self.write(write) {
@@ -80,10 +88,14 @@ impl Tables {
             Write::Resume(record) => self.resume(record),
             Write::ForgetResume(key) => self.set(Former::Resume(key, None)),
             Write::Owe(owed) => self.owe(owed),
-            Write::Settle(id) => self.set(Former::Owed(id, None)),
+            Write::Settle(id) | Write::GiveUp(id) => self.set(Former::Owed(id, None)),
             Write::Postpone(owed) if self.owed.contains_key(&owed.id) => self.set(Former::Owed(owed.id, Some(owed))),
             Write::Postpone(_) => {}
             Write::Card(card) => self.set(Former::Card(card.server.clone(), Some(card))),
+            Write::Audit(entry) => {
+                self.audit_last += 1;
+                self.set(Former::Audit(self.audit_last, Some(entry)));
+            }
             Write::Purge { now } => self.purge(now),
         }
         Ok(())
@@ -153,6 +165,15 @@ impl Tables {
         let left = |owed: &&OwedDelete| owed.is_left_to_expire() && now.since(owed.owed_at) >= OwedDelete::LISTED;
         let owed: Vec<_> = self.owed.values().filter(left).map(|owed| owed.id).take(PURGED_ROWS_MAX).collect();
         owed.into_iter().for_each(|id| self.set(Former::Owed(id, None)));
+        self.purge_audit(now);
+    }
+
+    fn purge_audit(&mut self, now: Timestamp) {
+        let oldest = now.minus(AuditEntry::RETENTION);
+        let surplus = self.audit_last.saturating_sub(AuditEntry::ENTRIES_MAX);
+        let over = |(number, entry): &(&u64, &AuditEntry)| entry.at <= oldest || **number <= surplus;
+        let numbers: Vec<_> = self.audit.iter().take(PURGED_ROWS_MAX).filter(over).map(|(number, _)| *number).collect();
+        numbers.into_iter().for_each(|number| self.set(Former::Audit(number, None)));
     }
 
     /// Puts what `new` says in its place, and remembers what was there.
@@ -180,6 +201,12 @@ impl Tables {
             Former::Card(server, row) => {
                 let former = replace(&mut self.cards, server.clone(), row);
                 Former::Card(server, former)
+            }
+            Former::Audit(number, row) => Former::Audit(number, replace(&mut self.audit, number, row)),
+            Former::Last(owed, audit) => {
+                let former = Former::Last(self.owed_last, self.audit_last);
+                (self.owed_last, self.audit_last) = (owed, audit);
+                former
             }
         }
     }

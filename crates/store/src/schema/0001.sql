@@ -10,6 +10,8 @@ CREATE TABLE sessions (
     key BLOB NOT NULL PRIMARY KEY,
     state INTEGER NOT NULL,
     server TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    agent TEXT,
     generation INTEGER NOT NULL,
     deadline INTEGER NOT NULL,
     seen_at INTEGER NOT NULL,
@@ -20,10 +22,16 @@ CREATE TABLE sessions (
 ) STRICT;
 CREATE INDEX sessions_by_deadline ON sessions (deadline);
 CREATE INDEX sessions_draining ON sessions (key) WHERE state = 2;
+CREATE INDEX sessions_by_principal ON sessions (principal, key);
 
--- One row an ended session. As long as it exists its id is blocked.
+-- One row an ended session. As long as it exists its id is blocked. keep_until is a hint; the other columns repeat what
+-- the body says.
 CREATE TABLE tombstones (
     key BLOB NOT NULL PRIMARY KEY,
+    state INTEGER NOT NULL,
+    server TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    agent TEXT,
     keep_until INTEGER NOT NULL,
     key_id INTEGER NOT NULL,
     mac BLOB NOT NULL,
@@ -51,6 +59,17 @@ CREATE TABLE owed (
     sealed BLOB NOT NULL
 ) STRICT;
 CREATE INDEX owed_by_next_at ON owed (next_at, id);
+
+-- Who did what, one row an act, the oldest first. Body and number are signed; the other columns repeat what the body says.
+CREATE TABLE audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    at INTEGER NOT NULL,
+    action INTEGER NOT NULL,
+    session BLOB,
+    key_id INTEGER NOT NULL,
+    mac BLOB NOT NULL,
+    body BLOB NOT NULL
+) STRICT;
 
 -- What a server last said of itself.
 CREATE TABLE cards (

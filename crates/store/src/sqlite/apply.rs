@@ -1,15 +1,18 @@
 //! One write as SQL, inside of a transaction that somebody else began.
 
+use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{Epoch, SessionKey};
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
 use mainstay_core::session::{Change, SessionRecord, Tombstone};
 use mainstay_core::time::Timestamp;
 use rusqlite::params;
 
+use super::connect;
 use super::database::{Bounds, Database};
-use super::reader::{key_column, sealed_columns};
+use super::reader::{key_column, sealed_columns, tombstone_columns};
 use crate::error::Found;
-use crate::rows::{self, SessionColumns, column, time_column};
+use crate::keys::Keyring;
+use crate::rows::{self, AuditColumns, SessionColumns, StoneColumns, column, time_column};
 use crate::write::{PURGED_ROWS_MAX, Write};
 
 /// Why a write was not made.
@@ -37,9 +40,10 @@ impl Database {
             Write::Resume(record) => Ok(self.resume(record)?),
             Write::ForgetResume(key) => Ok(self.execute(FORGET_RESUME, [key.as_bytes()]).map(|_| ())?),
             Write::Owe(owed) => Ok(self.owe(owed)?),
-            Write::Settle(id) => Ok(self.execute(SETTLE, [column(*id)]).map(|_| ())?),
+            Write::Settle(id) | Write::GiveUp(id) => Ok(self.execute(SETTLE, [column(*id)]).map(|_| ())?),
             Write::Postpone(owed) => Ok(self.postpone(owed)?),
             Write::Card(card) => Ok(self.card(card)?),
+            Write::Audit(entry) => Ok(self.audit(entry)?),
             Write::Purge { now } => Ok(self.purge(*now)?),
         }
     }
@@ -69,6 +73,11 @@ impl Database {
         self.execute(SET_META, params!["clock", time_column(clock)]).map(|_| ())
     }
 
+    /// Notes that the ledger belongs to `ring`, by its newest key.
+    pub(super) fn prove(&self, ring: &Keyring) -> rusqlite::Result<()> {
+        self.execute(SET_META, params![connect::KEYS, connect::proof(ring)]).map(|_| ())
+    }
+
     fn insert(&self, record: &SessionRecord) -> Result<(), Refused> {
         let changed = self.write_session(INSERT, record)?;
         self.expect_one(changed, record.key)
@@ -86,6 +95,8 @@ impl Database {
             record.key.as_bytes(),
             columns.state,
             columns.server,
+            columns.principal,
+            columns.agent,
             columns.generation,
             columns.deadline,
             columns.seen_at,
@@ -101,8 +112,13 @@ impl Database {
         let removed = self.execute(REMOVE, params![stone.key.as_bytes(), column(stone.generation)])?;
         self.expect_one(removed, stone.key)?;
         let signed = rows::sign_tombstone(&self.ring, stone);
+        let columns = StoneColumns::of(stone);
         let values = params![
             stone.key.as_bytes(),
+            columns.state,
+            columns.server,
+            columns.principal,
+            columns.agent,
             time_column(stone.keep_until),
             signed.signature.key_id,
             signed.signature.mac,
@@ -158,12 +174,31 @@ impl Database {
         self.execute(CARD, params![card.server.as_str(), sealed.key_id, sealed.bytes]).map(|_| ())
     }
 
+    /// The number is part of what is signed, so it is drawn before the row is written.
+    fn audit(&self, entry: &AuditEntry) -> rusqlite::Result<()> {
+        let last: Option<i64> = self.first(AUDIT_LAST, [], |row| row.get(0))?;
+        let id = last.unwrap_or(0) + 1;
+        let (signed, columns) = (rows::sign_audit(&self.ring, id, entry), AuditColumns::of(entry));
+        let values = params![
+            id,
+            columns.at,
+            columns.action,
+            columns.session,
+            signed.signature.key_id,
+            signed.signature.mac,
+            signed.body
+        ];
+        self.execute(AUDIT, values).map(|_| ())
+    }
+
     fn purge(&self, now: Timestamp) -> rusqlite::Result<()> {
         self.purge_tombstones(now)?;
         self.purge_resumes(now)?;
         let left_since = time_column(now.minus(OwedDelete::LISTED));
         let rows_max = column(PURGED_ROWS_MAX as u64);
-        self.execute(PURGE_OWED, params![time_column(OwedDelete::NEVER), left_since, rows_max]).map(|_| ())
+        self.execute(PURGE_OWED, params![time_column(OwedDelete::NEVER), left_since, rows_max])?;
+        let audited_since = time_column(now.minus(AuditEntry::RETENTION));
+        self.execute(PURGE_AUDIT, params![audited_since, column(AuditEntry::ENTRIES_MAX), rows_max]).map(|_| ())
     }
 
     /// What the column says of a tombstone's time counts for nothing if its body says otherwise, or can't be read: it
@@ -172,9 +207,9 @@ impl Database {
         let bounds = Bounds { limit: PURGED_ROWS_MAX, scanned: PURGED_ROWS_MAX };
         let due = self.some(OVER, [time_column(now)], bounds, |row| {
             let Some(key) = key_column(row, 0) else { return Ok(None) };
-            let stone =
-                super::reader::signed_columns(row, 1).map(|signed| rows::read_tombstone(&self.ring, key, &signed));
-            let keep_until = stone.and_then(Result::ok).map_or(OwedDelete::NEVER, |stone| stone.keep_until);
+            let stone = tombstone_columns(row, 1)
+                .and_then(|(columns, signed)| rows::read_tombstone(&self.ring, key, &columns, &signed));
+            let keep_until = stone.ok().map_or(OwedDelete::NEVER, |stone| stone.keep_until);
             Ok(Some((key, keep_until)))
         })?;
         for (key, keep_until) in due {
@@ -208,17 +243,18 @@ const META: &str = "SELECT value FROM meta WHERE name = ?1";
 const SET_META: &str =
     "INSERT INTO meta (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value";
 const INSERT: &str = "INSERT INTO sessions
-        (key, state, server, generation, deadline, seen_at, confirmed, key_id, mac, body)
-    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 WHERE NOT EXISTS (SELECT 1 FROM tombstones WHERE key = ?1)
+        (key, state, server, principal, agent, generation, deadline, seen_at, confirmed, key_id, mac, body)
+    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12 WHERE NOT EXISTS (SELECT 1 FROM tombstones WHERE key = ?1)
     ON CONFLICT (key) DO NOTHING";
-const UPDATE: &str = "UPDATE sessions SET state = ?2, server = ?3, generation = ?4, deadline = ?5, seen_at = ?6,
-        confirmed = ?7, key_id = ?8, mac = ?9, body = ?10
-    WHERE key = ?1 AND generation = ?4 - 1 AND NOT EXISTS (SELECT 1 FROM tombstones WHERE key = ?1)";
+const UPDATE: &str = "UPDATE sessions SET state = ?2, server = ?3, principal = ?4, agent = ?5, generation = ?6,
+        deadline = ?7, seen_at = ?8, confirmed = ?9, key_id = ?10, mac = ?11, body = ?12
+    WHERE key = ?1 AND generation = ?6 - 1 AND NOT EXISTS (SELECT 1 FROM tombstones WHERE key = ?1)";
 // Only a ready session has an idle deadline to move; a drain's stays.
 const TOUCH: &str = "UPDATE sessions SET seen_at = ?2, deadline = ?3, confirmed = 1 WHERE key = ?1 AND state = 1";
 const REMOVE: &str = "DELETE FROM sessions
     WHERE key = ?1 AND generation = ?2 - 1 AND NOT EXISTS (SELECT 1 FROM tombstones WHERE key = ?1)";
-const BURY: &str = "INSERT INTO tombstones (key, keep_until, key_id, mac, body) VALUES (?1, ?2, ?3, ?4, ?5)";
+const BURY: &str = "INSERT INTO tombstones (key, state, server, principal, agent, keep_until, key_id, mac, body)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
 const BURIED: &str = "SELECT 1 FROM tombstones WHERE key = ?1";
 const GENERATION: &str = "SELECT generation FROM sessions WHERE key = ?1";
 const RESUME: &str = "INSERT INTO resumes (key, server, used_at, key_id, sealed) VALUES (?1, ?2, ?3, ?4, ?5)
@@ -230,7 +266,10 @@ const SETTLE: &str = "DELETE FROM owed WHERE id = ?1";
 const POSTPONE: &str = "UPDATE owed SET server = ?2, next_at = ?3, key_id = ?4, sealed = ?5 WHERE id = ?1";
 const CARD: &str = "INSERT INTO cards (server, key_id, sealed) VALUES (?1, ?2, ?3)
     ON CONFLICT (server) DO UPDATE SET key_id = excluded.key_id, sealed = excluded.sealed";
-const OVER: &str = "SELECT key, key_id, mac, body FROM tombstones
+const AUDIT_LAST: &str = "SELECT seq FROM sqlite_sequence WHERE name = 'audit'";
+const AUDIT: &str =
+    "INSERT INTO audit (id, at, action, session, key_id, mac, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+const OVER: &str = "SELECT key, state, server, principal, agent, key_id, mac, body FROM tombstones
     WHERE keep_until <= ?1 AND NOT EXISTS (SELECT 1 FROM sessions WHERE sessions.key = tombstones.key)
     ORDER BY keep_until";
 const UNBURY: &str = "DELETE FROM tombstones WHERE key = ?1";
@@ -240,3 +279,7 @@ const STALE: &str = "SELECT key, key_id, sealed FROM resumes
     ORDER BY used_at";
 const PURGE_OWED: &str = "DELETE FROM owed WHERE id IN
     (SELECT id FROM owed WHERE next_at = ?1 AND owed_at <= ?2 LIMIT ?3)";
+// Entries come in the order of their numbers, without gaps, so the oldest and surplus ones are at the beginning.
+const PURGE_AUDIT: &str = "DELETE FROM audit WHERE id IN
+    (SELECT id FROM (SELECT id, at FROM audit ORDER BY id LIMIT ?3)
+     WHERE at <= ?1 OR id <= (SELECT max(id) FROM audit) - ?2)";

@@ -93,21 +93,25 @@ fn examine(connection: &Connection, path: &Path) -> Result<(), OpenError> {
 /// Checks that the ledger and the keyring belong together. Otherwise every row would look tampered with.
 fn agree(connection: &Connection, path: &Path, ring: &Keyring) -> Result<(), OpenError> {
     let failed = |error| failed("examine", path)(error);
-    let current = ring.sign(Purpose::Ledger, b"", LEDGER_PROOF);
     let stored: Option<Vec<u8>> = meta(connection, KEYS).map_err(failed)?;
     if let Some(stored) = stored {
         let other = || OpenError::OtherKeys { path: path.to_owned() };
-        let signature = proof(&stored).ok_or_else(other)?;
+        let signature = signature(&stored).ok_or_else(other)?;
         ring.verify(Purpose::Ledger, b"", LEDGER_PROOF, &signature).map_err(|_| other())?;
-        if signature == current {
+        if stored == proof(ring) {
             return Ok(());
         }
     }
-    let bytes = [current.key_id.to_be_bytes().as_slice(), &current.mac].concat();
-    set_meta(connection, KEYS, &bytes).map_err(failed)
+    set_meta(connection, KEYS, &proof(ring)).map_err(failed)
 }
 
-fn proof(stored: &[u8]) -> Option<Signature> {
+/// What shows that a ledger belongs to `ring`.
+pub(super) fn proof(ring: &Keyring) -> Vec<u8> {
+    let signature = ring.sign(Purpose::Ledger, b"", LEDGER_PROOF);
+    [signature.key_id.to_be_bytes().as_slice(), &signature.mac].concat()
+}
+
+fn signature(stored: &[u8]) -> Option<Signature> {
     let (key_id, mac) = stored.split_first_chunk()?;
     Some(Signature { key_id: u32::from_be_bytes(*key_id), mac: mac.try_into().ok()? })
 }
@@ -140,7 +144,8 @@ fn refused(fault: Fault) -> OpenError {
 
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
 const BOOT: &str = "boot";
-const KEYS: &str = "keys";
+/// Where in the facts about the ledger its proof is.
+pub(super) const KEYS: &str = "keys";
 const LEDGER_PROOF: &[u8] = b"mainstay ledger";
 /// How long another process may hold the write lock: an old worker's last batch.
 const BUSY_TIMEOUT_MS: u64 = 5000;

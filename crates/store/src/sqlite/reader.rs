@@ -1,20 +1,24 @@
 //! What is read, on a thread and a connection of its own: readers see what is committed and wait for no writer.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{ServerName, SessionKey, SessionRef};
+use mainstay_core::principal::Principal;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
-use mainstay_core::session::SessionRecord;
+use mainstay_core::session::{SessionRecord, State};
 use mainstay_core::time::Timestamp;
-use rusqlite::{Row, params};
+use rusqlite::{Row, ToSql, params};
 use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::database::{Bounds, Database};
+use crate::codec::{action_number, state_number};
 use crate::counters::count;
-use crate::keys::{Sealed, Signature};
-use crate::rows::{self, SessionColumns, Signed, column, time_column};
-use crate::stored::{Fault, Listed, Page, REF_MATCHES_MAX, RowFault, RowKind, Stored, first_key};
+use crate::keys::{Keyring, Sealed, Signature};
+use crate::rows::{self, AuditColumns, SessionColumns, Signed, StoneColumns, column, time_column};
+use crate::stored::{AuditPage, Fault, Filter, Listed, Page, REF_MATCHES_MAX, RowFault, RowKind, Stored, first_key};
 
 /// Something to read. It answers by itself.
 pub(super) type Read = Box<dyn FnOnce(&mut Reader) + Send>;
@@ -43,8 +47,9 @@ impl Reader {
     pub(super) fn find(&mut self, key: SessionKey) -> rusqlite::Result<Stored> {
         let row = self.database.first(SESSION, [key.as_bytes()], |row| Ok(self.session(key, row)))?;
         let stone = self.database.first(TOMBSTONE, [key.as_bytes()], |row| {
-            let signed = signed_columns(row, 0).ok_or(Fault::Tampered);
-            Ok(signed.and_then(|signed| rows::read_tombstone(&self.database.ring, key, &signed)))
+            let ring = &self.database.ring;
+            Ok(tombstone_columns(row, 0)
+                .and_then(|(columns, signed)| rows::read_tombstone(ring, key, &columns, &signed)))
         })?;
         Ok(match (stone, row) {
             (Some(Ok(stone)), _) => Stored::Ended(stone),
@@ -83,20 +88,63 @@ impl Reader {
         self.database.some(DRAINING, [], UNFINISHED, |row| Ok(key_column(row, 0)))
     }
 
-    pub(super) fn list(&mut self, page: &Page) -> rusqlite::Result<Vec<Listed>> {
-        let first = page.after.unwrap_or(SessionKey::from_bytes([0; 32]));
-        let mut keys = self.keys_from(first, page.rows() + 1)?;
-        keys.retain(|key| Some(*key) != page.after);
-        keys.truncate(page.rows());
-        let mut listed = Vec::with_capacity(keys.len());
+    /// The next rows of `page` among at most [`CHUNK_ROWS_MAX`] ids, so that other readers get their turn in between.
+    pub(super) fn list(&mut self, page: &Page) -> rusqlite::Result<Chunk> {
+        let keys = self.keys_after(page)?;
+        let mut chunk = Chunk { rows: Vec::new(), reached: None };
+        let full = keys.len() == CHUNK_ROWS_MAX;
         for key in keys {
             let stored = self.find(key)?;
-            // It may have been purged since.
-            if stored != Stored::Absent {
-                listed.push(Listed { key, stored, resume: self.resume_record(key)?.map(Into::into) });
+            if page.filter.wants(&stored) {
+                chunk.rows.push(Listed { key, stored, resume: self.resume_record(key)?.map(Into::into) });
+            }
+            chunk.reached = full.then_some(key);
+            if chunk.rows.len() == page.rows() {
+                chunk.reached = None;
+                break;
             }
         }
-        Ok(listed)
+        Ok(chunk)
+    }
+
+    /// Reads with the keys of `ring` from now on.
+    pub(super) fn accept(&mut self, ring: Arc<Keyring>) -> rusqlite::Result<()> {
+        self.database.ring = ring;
+        Ok(())
+    }
+
+    pub(super) fn count_by_principal(&mut self) -> rusqlite::Result<Vec<(Principal, u64)>> {
+        let meters = &self.database.meters;
+        self.database.some(BY_PRINCIPAL, [], PRINCIPALS, |row| {
+            let (text, rows): (String, i64) = (row.get(0)?, row.get(1)?);
+            let principal = rows::principal_of(&text);
+            if principal.is_none() {
+                count(&meters.rows_refused);
+                warn!(rows, "the principal of some sessions can't be read; they count for nobody");
+            }
+            Ok(principal.zip(u64::try_from(rows).ok()))
+        })
+    }
+
+    pub(super) fn audit(&mut self, page: &AuditPage) -> rusqlite::Result<Vec<(u64, AuditEntry)>> {
+        let Database { ring, meters, .. } = &self.database;
+        let before = column(page.before.unwrap_or(u64::MAX));
+        let session = page.session.map(|key| *key.as_bytes());
+        let values = params![before, session, page.action.map(action_number)];
+        self.database.some(AUDIT, values, Bounds::readable(page.rows()), |row| {
+            let id: i64 = row.get(0)?;
+            let columns = || -> rusqlite::Result<AuditColumns> {
+                Ok(AuditColumns { at: row.get(1)?, action: row.get(2)?, session: row.get(3)? })
+            };
+            let both = columns().ok().zip(signed_columns(row, 4)).ok_or(Fault::Tampered);
+            let entry = both.and_then(|(columns, signed)| rows::read_audit(ring, id, &columns, &signed));
+            Ok(entry
+                .inspect_err(|fault| {
+                    count(&meters.rows_refused);
+                    warn!(id, %fault, "audit entry can't be read");
+                })
+                .ok())
+        })
     }
 
     pub(super) fn count(&mut self) -> rusqlite::Result<u64> {
@@ -105,18 +153,24 @@ impl Reader {
     }
 
     pub(super) fn owed(&mut self, now: Timestamp, limit: usize) -> rusqlite::Result<Vec<OwedDelete>> {
-        let Database { ring, meters, .. } = &self.database;
-        self.database.some(OWED, [time_column(now)], Bounds::readable(limit), |row| {
-            let (id, server): (i64, String) = (row.get(0)?, row.get(1)?);
-            let sealed = sealed_columns(row, 2).ok_or(Fault::Tampered);
-            let owed = sealed.and_then(|sealed| rows::read_owed(ring, id, &server, &sealed));
-            Ok(owed
-                .inspect_err(|fault| {
-                    count(&meters.rows_refused);
-                    warn!(id, server, %fault, "owed delete can't be read");
-                })
-                .ok())
-        })
+        self.database.some(OWED, [time_column(now)], Bounds::readable(limit), |row| self.owed_row(row))
+    }
+
+    pub(super) fn owed_one(&mut self, id: u64) -> rusqlite::Result<Option<OwedDelete>> {
+        Ok(self.database.first(OWED_ONE, [column(id)], |row| self.owed_row(row))?.flatten())
+    }
+
+    /// The owed delete in a row with the columns of [`OWED`].
+    fn owed_row(&self, row: &Row<'_>) -> rusqlite::Result<Option<OwedDelete>> {
+        let (id, server): (i64, String) = (row.get(0)?, row.get(1)?);
+        let sealed = sealed_columns(row, 2).ok_or(Fault::Tampered);
+        let owed = sealed.and_then(|sealed| rows::read_owed(&self.database.ring, id, &server, &sealed));
+        Ok(owed
+            .inspect_err(|fault| {
+                count(&self.database.meters.rows_refused);
+                warn!(id, server, %fault, "owed delete can't be read");
+            })
+            .ok())
     }
 
     pub(super) fn card(&mut self, server: &ServerName, fingerprint: [u8; 32]) -> rusqlite::Result<Option<ServerCard>> {
@@ -139,11 +193,25 @@ impl Reader {
     fn by_deadline(&mut self, until: Timestamp, limit: usize) -> rusqlite::Result<Vec<SessionRecord>> {
         let mut faults = Vec::new();
         let found = self.database.some(BY_DEADLINE, [time_column(until)], Bounds::readable(limit), |row| {
-            let Some(key) = key_column(row, 9) else { return Ok(None) };
+            let Some(key) = key_column(row, 11) else { return Ok(None) };
             Ok(self.session(key, row).map_err(|fault| faults.push((key, fault))).ok())
         })?;
         faults.into_iter().for_each(|(key, fault)| self.report(key, RowKind::Session, fault));
         Ok(found)
+    }
+
+    /// The keys after those of the page before whose columns say what the page asks for.
+    fn keys_after(&self, page: &Page) -> rusqlite::Result<Vec<SessionKey>> {
+        let Filter { server, principal, agent, .. } = &page.filter;
+        let after = page.after.map_or(Vec::new(), |key| key.as_bytes().to_vec());
+        let limit = column(CHUNK_ROWS_MAX as u64);
+        let mut values: Vec<&dyn ToSql> = vec![&after, &limit];
+        let server = server.as_ref().map(ServerName::as_str);
+        server.iter().for_each(|server| values.push(server));
+        principal.iter().for_each(|principal| values.push(principal));
+        agent.iter().for_each(|agent| values.push(agent));
+        let bounds = Bounds { limit: CHUNK_ROWS_MAX, scanned: CHUNK_ROWS_MAX };
+        self.database.some(&keys_sql(&page.filter), values.as_slice(), bounds, |row| Ok(key_column(row, 0)))
     }
 
     /// The keys from `first` on, of live and ended sessions.
@@ -158,14 +226,16 @@ impl Reader {
             Ok(SessionColumns {
                 state: row.get(0)?,
                 server: row.get(1)?,
-                generation: row.get(2)?,
-                deadline: row.get(3)?,
-                seen_at: row.get(4)?,
-                confirmed: row.get(5)?,
+                principal: row.get(2)?,
+                agent: row.get(3)?,
+                generation: row.get(4)?,
+                deadline: row.get(5)?,
+                seen_at: row.get(6)?,
+                confirmed: row.get(7)?,
             })
         };
         let columns = columns().map_err(|_| Fault::Tampered)?;
-        let signed = signed_columns(row, 6).ok_or(Fault::Tampered)?;
+        let signed = signed_columns(row, 8).ok_or(Fault::Tampered)?;
         rows::read_session(&self.database.ring, key, &columns, &signed)
     }
 
@@ -183,6 +253,37 @@ impl Reader {
     }
 }
 
+/// What a chunk of a list came to.
+pub(super) struct Chunk {
+    pub(super) rows: Vec<Listed>,
+    /// The last id that was looked at, if there may be more after it and they are still wanted.
+    pub(super) reached: Option<SessionKey>,
+}
+
+/// The statement that gives the keys that `filter` wants. It names what is asked for and nothing else, so that an index
+/// on it serves. Its parameters are the key to go on after, how many, and the texts in the order of their fields.
+fn keys_sql(filter: &Filter) -> String {
+    let mut wanted = String::from("key > ?1 AND length(key) = 32");
+    let texts = [
+        ("server", filter.server.is_some()),
+        ("principal", filter.principal.is_some()),
+        ("agent", filter.agent.is_some()),
+    ];
+    let asked = texts.into_iter().filter(|(_, asked)| *asked).map(|(column, _)| column);
+    for (column, number) in asked.zip(3..) {
+        wanted += &format!(" AND {column} = ?{number}");
+    }
+    // A number in the text lets the planner see that a partial index covers it.
+    filter.state.iter().for_each(|state| wanted += &format!(" AND state = {}", state_number(*state)));
+    let tables: &[&str] = match filter.state.map(State::is_ended) {
+        None => &["sessions", "tombstones"],
+        Some(false) => &["sessions"],
+        Some(true) => &["tombstones"],
+    };
+    let parts: Vec<_> = tables.iter().map(|table| format!("SELECT key FROM {table} WHERE {wanted}")).collect();
+    format!("{} ORDER BY key LIMIT ?2", parts.join(" UNION "))
+}
+
 /// The key in column `index`; none if it is no key.
 pub(super) fn key_column(row: &Row<'_>, index: usize) -> Option<SessionKey> {
     row.get(index).ok().map(SessionKey::from_bytes)
@@ -194,24 +295,48 @@ pub(super) fn signed_columns(row: &Row<'_>, index: usize) -> Option<Signed> {
     Some(Signed { signature, body: row.get(index + 2).ok()? })
 }
 
+/// A tombstone's row in the columns from `index` on.
+pub(super) fn tombstone_columns(row: &Row<'_>, index: usize) -> Result<(StoneColumns, Signed), Fault> {
+    let columns = || -> rusqlite::Result<StoneColumns> {
+        Ok(StoneColumns {
+            state: row.get(index)?,
+            server: row.get(index + 1)?,
+            principal: row.get(index + 2)?,
+            agent: row.get(index + 3)?,
+        })
+    };
+    columns().ok().zip(signed_columns(row, index + 4)).ok_or(Fault::Tampered)
+}
+
 /// Key number and sealed bytes in the columns from `index` on.
 pub(super) fn sealed_columns(row: &Row<'_>, index: usize) -> Option<Sealed> {
     Some(Sealed { key_id: row.get(index).ok()?, bytes: row.get(index + 1).ok()? })
 }
 
-const SESSION: &str = "SELECT state, server, generation, deadline, seen_at, confirmed, key_id, mac, body
+const SESSION: &str =
+    "SELECT state, server, principal, agent, generation, deadline, seen_at, confirmed, key_id, mac, body
     FROM sessions WHERE key = ?1";
-const TOMBSTONE: &str = "SELECT key_id, mac, body FROM tombstones WHERE key = ?1";
+const TOMBSTONE: &str = "SELECT state, server, principal, agent, key_id, mac, body FROM tombstones WHERE key = ?1";
 const RESUME: &str = "SELECT key_id, sealed FROM resumes WHERE key = ?1";
-const BY_DEADLINE: &str = "SELECT state, server, generation, deadline, seen_at, confirmed, key_id, mac, body, key
+const BY_DEADLINE: &str =
+    "SELECT state, server, principal, agent, generation, deadline, seen_at, confirmed, key_id, mac,
+        body, key
     FROM sessions WHERE deadline <= ?1 AND NOT EXISTS (SELECT 1 FROM tombstones WHERE tombstones.key = sessions.key)
     ORDER BY deadline";
 const DRAINING: &str = "SELECT key FROM sessions WHERE state = 2";
 const KEYS: &str = "SELECT key FROM sessions WHERE key >= ?1 UNION SELECT key FROM tombstones WHERE key >= ?1
     ORDER BY key LIMIT ?2";
+const BY_PRINCIPAL: &str = "SELECT principal, count(*) FROM sessions GROUP BY principal";
+const AUDIT: &str = "SELECT id, at, action, session, key_id, mac, body FROM audit
+    WHERE id < ?1 AND (?2 IS NULL OR session = ?2) AND (?3 IS NULL OR action = ?3) ORDER BY id DESC";
 const COUNT: &str = "SELECT count(*) FROM sessions";
 const OWED: &str = "SELECT id, server, key_id, sealed FROM owed WHERE next_at <= ?1 ORDER BY next_at, id";
+const OWED_ONE: &str = "SELECT id, server, key_id, sealed FROM owed WHERE id = ?1";
 const CARD: &str = "SELECT key_id, sealed FROM cards WHERE server = ?1";
 /// More drains than that are not under way at once.
 const UNFINISHED: Bounds = Bounds { limit: 100_000, scanned: 100_000 };
+/// More principals than that have no sessions at once.
+const PRINCIPALS: Bounds = Bounds { limit: 10_000_000, scanned: 10_000_000 };
+/// How many ids of a list are looked at before other readers get their turn.
+const CHUNK_ROWS_MAX: usize = 1000;
 const FAULTS_REMEMBERED_MAX: usize = 1024;

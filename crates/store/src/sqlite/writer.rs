@@ -3,6 +3,8 @@
 //! Whatever waits in the queue when a transaction begins shares it, and its one fsync. A job that conflicts is rolled
 //! back alone; the others don't notice.
 
+use std::sync::Arc;
+
 use mainstay_core::id::Epoch;
 use mainstay_core::time::Timestamp;
 use rusqlite::ErrorCode;
@@ -13,6 +15,7 @@ use super::apply::Refused;
 use super::database::Database;
 use crate::counters::count;
 use crate::error::{Cause, CommitError, StoreError};
+use crate::keys::Keyring;
 use crate::rows::{fence, next_epoch};
 use crate::write::{Class, Write, strongest};
 
@@ -22,6 +25,8 @@ pub(super) enum Job {
     Write(Batched),
     /// The next epoch.
     Epoch { now: Timestamp, nonce: u64, reply: oneshot::Sender<Result<Epoch, StoreError>> },
+    /// Sign with the newest key of this keyring from now on.
+    Rotate { ring: Arc<Keyring>, reply: oneshot::Sender<Outcome> },
     /// An answer once everything before is done.
     Flush { reply: oneshot::Sender<()> },
     /// Something that a test does to the connection.
@@ -90,6 +95,9 @@ impl Writer {
             Job::Epoch { now, nonce, reply } => {
                 let _ = reply.send(self.begin_epoch(now, nonce).map_err(unavailable));
             }
+            Job::Rotate { ring, reply } => {
+                let _ = reply.send(self.rotate(ring));
+            }
             Job::Flush { reply } => {
                 let _ = reply.send(());
             }
@@ -116,6 +124,22 @@ impl Writer {
         self.database.set_epoch(epoch)?;
         self.advance_clock(now)?;
         Ok(epoch)
+    }
+
+    /// The ledger's proof of its keys is of the new one before anything else is. Otherwise a start with the older keys
+    /// alone would pass, and take what was signed meanwhile for tampered.
+    fn rotate(&mut self, ring: Arc<Keyring>) -> Outcome {
+        self.set_synchronous(Synchronous::Full).map_err(refused)?;
+        self.database.execute(BEGIN, []).map_err(refused)?;
+        let fenced = self.database.epoch().map_err(refused).and_then(|epoch| fence(self.own, epoch));
+        let told = fenced.and_then(|()| self.database.prove(&ring).map_err(refused));
+        if let Err(error) = told {
+            self.roll_back();
+            return Err(error);
+        }
+        self.conclude(Ok(())).map_err(refused)?;
+        self.database.ring = ring;
+        Ok(())
     }
 
     fn commit(&mut self, batch: Vec<Batched>) {

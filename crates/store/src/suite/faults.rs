@@ -4,7 +4,7 @@
 use super::*;
 use crate::codec;
 use crate::keys::Purpose;
-use crate::{Fault, Page, RowKind, Stored};
+use crate::{Fault, Filter, Page, RowKind, Stored};
 
 /// A ledger with sessions 1 and 2 live, 3 and 4 ended, and a resume record of 1.
 async fn ledger() -> (tempfile::TempDir, Store) {
@@ -86,10 +86,25 @@ async fn s14_every_flipped_byte_of_a_body_or_a_code_is_noticed() {
 
 #[tokio::test]
 async fn s14_columns_that_disagree_with_what_is_signed_are_noticed() {
-    for column in ["state = 2", "server = 'other'", "generation = 7", "deadline = -1", "seen_at = -1"] {
+    for column in [
+        "state = 2",
+        "server = 'other'",
+        "principal = 'token:bob'",
+        "agent = 'other'",
+        "agent = NULL",
+        "generation = 7",
+        "deadline = -1",
+        "seen_at = -1",
+    ] {
         let (_home, store) = ledger().await;
         tamper(&store, &format!("UPDATE sessions SET {column} WHERE key = x'{}'", hex(key(1).as_bytes()))).await;
         assert_eq!(fault(&store, 1).await, Some((RowKind::Session, Fault::Tampered)), "{column}");
+    }
+    for column in ["state = 4", "state = 1", "server = 'other'", "principal = 'token:bob'", "agent = NULL"] {
+        let (_home, store) = ledger().await;
+        tamper(&store, &format!("UPDATE tombstones SET {column} WHERE key = x'{}'", hex(key(3).as_bytes()))).await;
+        assert_eq!(fault(&store, 3).await, Some((RowKind::Tombstone, Fault::Tampered)), "{column}");
+        assert!(store.commit(vec![insert(3)]).await.is_err(), "S7: it blocks its id all the same");
     }
     let (_home, store) = ledger().await;
     tamper(&store, "UPDATE sessions SET key_id = 9").await;
@@ -165,7 +180,7 @@ async fn s14_a_tombstone_can_not_be_turned_into_a_session() {
     tamper(
         &store,
         &format!(
-            "INSERT INTO sessions VALUES (x'{key_3}', {}, 'files', 1, {}, {}, 0, 1, x'{}', x'{}')",
+            "INSERT INTO sessions VALUES (x'{key_3}', {}, 'files', 'token:alice', 'scout', 1, {}, {}, 0, 1, x'{}', x'{}')",
             columns.state,
             columns.deadline,
             columns.seen_at,
@@ -219,7 +234,7 @@ async fn s9_a_bad_row_stops_nobody() {
     assert_eq!(store.resume_record(key(1)).await.unwrap(), None);
     assert_eq!(store.owed(OwedDelete::NEVER, 10).await.unwrap(), []);
     assert_eq!(store.card(&server(), [5; 32]).await, None);
-    let listed = store.list(&Page { after: None, limit: 10 }).await.unwrap();
+    let listed = store.list(&Page { after: None, limit: 10, filter: Filter::default() }).await.unwrap();
     assert_eq!(listed.len(), 4);
     assert!(matches!(listed[0].stored, Stored::Unreadable(_)));
     assert!(store.counters().rows_refused >= 6);

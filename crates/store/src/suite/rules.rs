@@ -3,7 +3,7 @@
 use mainstay_core::id::SessionRef;
 
 use super::*;
-use crate::{CommitError, Found, Page, Stored};
+use crate::{CommitError, Filter, Found, Page, Stored};
 
 fn live(record: SessionRecord) -> Stored {
     Stored::Live(Box::new(record))
@@ -355,7 +355,7 @@ async fn o1_every_id_is_listed_once_whatever_the_page() {
         for limit in 1..7 {
             let (mut after, mut listed) = (None, Vec::new());
             for _ in 0..numbers.len() + 1 {
-                let page = store.list(&Page { after, limit }).await.unwrap();
+                let page = store.list(&Page { after, limit, filter: Filter::default() }).await.unwrap();
                 assert!(page.len() <= limit);
                 after = page.last().map(|row| row.key).or(after);
                 listed.extend(page);
@@ -367,7 +367,7 @@ async fn o1_every_id_is_listed_once_whatever_the_page() {
             let resumed: Vec<_> = listed.iter().map(|row| row.resume.is_some()).collect();
             assert_eq!(resumed, [false, false, true, false, false]);
         }
-        assert_eq!(store.list(&Page { after: None, limit: 0 }).await.unwrap(), []);
+        assert_eq!(store.list(&Page { after: None, limit: 0, filter: Filter::default() }).await.unwrap(), []);
     })
     .await;
 }
