@@ -16,6 +16,7 @@ use mainstay_core::id::ServerName;
 pub use diagnostic::{Diagnostic, Location};
 pub use load::{Faults, Loaded, Overrides, Source, Surroundings, load};
 pub use snapshot::SnapshotError;
+pub use tokens::{DIGEST_PREFIX, TokenUnfit, TokenValue};
 
 mod check;
 mod clients;
@@ -30,6 +31,7 @@ mod period;
 pub mod schema;
 mod show;
 mod snapshot;
+mod tokens;
 
 /// Everything an operator can set, with defaults filled in and checked.
 ///
@@ -122,6 +124,8 @@ pub struct Auth {
     pub mode: AuthMode,
     /// Whether every request must name its agent in `X-Agent-Name` (I2).
     pub require_agent: bool,
+    /// The tokens of mode `token` by their holder's name; each value of a holder is valid.
+    pub tokens: BTreeMap<Box<str>, Vec<Template>>,
 }
 
 /// How a client proves itself.
@@ -129,6 +133,8 @@ pub struct Auth {
 pub enum AuthMode {
     /// Not at all; then the MCP port is loopback only.
     None,
+    /// By a bearer token of the configuration.
+    Token,
 }
 
 /// Origin and Host checks of the MCP port (S17). Loopback names are always accepted.
@@ -243,7 +249,7 @@ impl Config {
             admin: Admin { listen: ADMIN_LISTEN_DEFAULT, token_file: None },
             session: Session::default(),
             limits: Limits::default(),
-            auth: Auth { mode: AuthMode::None, require_agent: false },
+            auth: Auth { mode: AuthMode::None, require_agent: false, tokens: BTreeMap::new() },
             serve: Serve::default(),
             servers: BTreeMap::new(),
         }

@@ -1,7 +1,6 @@
 //! The rules of the configuration: from a [`File`] of options to a [`Config`] that holds.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,9 +9,11 @@ use mainstay_core::id::ServerName;
 use super::file::{self, File, Listen, ServerTable};
 use super::period::Period;
 use super::{
-    Admin, Auth, AuthMode, Config, Limits, ListenStream, Offer, Reach, Serve, Server, Session, Sharing, StoreKind,
-    Template, TerminalStatus,
+    Admin, Config, Limits, ListenStream, Offer, Reach, Serve, Server, Session, Sharing, StoreKind, Template,
+    TerminalStatus,
 };
+
+mod auth;
 
 /// One broken rule and the key that it is about.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ pub(super) fn config(file: File, default_dir: &dyn Fn() -> Option<PathBuf>) -> R
     };
     config.session = session(&file.session, &mut faults);
     config.limits = limits(&file.limits, &mut faults);
-    config.auth = auth(&file.auth, config.listen, &mut faults);
+    config.auth = auth::auth(&file.auth, config.listen, &mut faults);
     if config.listen == config.admin.listen && config.listen.port() != 0 {
         let message = format!("`listen` and `admin.listen` are both {}", config.listen);
         faults.add(&["admin", "listen"], &message, "give the admin port a number of its own");
@@ -149,22 +150,6 @@ fn limits(table: &file::LimitsTable, faults: &mut Faults) -> Limits {
         ),
         sessions_max: bounded("sessions_max", table.sessions_max, default.sessions_max, SESSIONS_RANGE),
     }
-}
-
-fn auth(table: &file::AuthTable, listen: SocketAddr, faults: &mut Faults) -> Auth {
-    match table.mode.unwrap_or(file::AuthMode::None) {
-        file::AuthMode::None if !listen.ip().is_loopback() => {
-            let message =
-                format!("`{listen}` can be reached from elsewhere, and `auth.mode = \"none\"` lets everybody in");
-            let hint = "listen on 127.0.0.1 or [::1]; other modes of `auth` are not in this version";
-            faults.add(&["listen"], &message, hint);
-        }
-        file::AuthMode::None => {}
-        file::AuthMode::Token | file::AuthMode::Jwt => {
-            faults.add(&["auth", "mode"], "this mode of `auth` is not in this version", "use \"none\" on loopback");
-        }
-    }
-    Auth { mode: AuthMode::None, require_agent: table.require_agent.unwrap_or(false) }
 }
 
 fn serve(table: file::ServeTable, faults: &mut Faults) -> Serve {

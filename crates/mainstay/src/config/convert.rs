@@ -8,6 +8,7 @@ use mainstay_upstream::TemplateError;
 
 use super::file::{self, AdminTable, AuthTable, File, LimitsTable, Listen, ServeTable, ServerTable, SessionTable};
 use super::period::Period;
+use super::tokens::TokenValues;
 use super::{
     Auth, AuthMode, Config, Limits, ListenStream, Offer, Reach, Server, Session, Sharing, StoreKind, Template,
     TerminalStatus,
@@ -59,8 +60,15 @@ fn limits(limits: &Limits) -> LimitsTable {
 }
 
 fn auth(auth: &Auth) -> AuthTable {
-    let AuthMode::None = auth.mode;
-    AuthTable { mode: Some(file::AuthMode::None), require_agent: Some(auth.require_agent) }
+    let revealed = |values: &Vec<Template>| TokenValues(values.iter().map(|value| value.reveal().to_owned()).collect());
+    AuthTable {
+        mode: Some(match auth.mode {
+            AuthMode::None => file::AuthMode::None,
+            AuthMode::Token => file::AuthMode::Token,
+        }),
+        require_agent: Some(auth.require_agent),
+        tokens: auth.tokens.iter().map(|(name, values)| (name.to_string(), revealed(values))).collect(),
+    }
 }
 
 fn table(server: &Server) -> ServerTable {

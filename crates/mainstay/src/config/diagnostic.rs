@@ -6,7 +6,7 @@ use std::ops::Range;
 /// One fault of a configuration (or one thing worth a warning).
 ///
 /// `Display` gives one `origin:line:column: message` line and, where the place is known, the line with a caret below.
-/// Quoted values of lines that may hold secrets (`env`, `headers`) are masked.
+/// Values on lines that may hold secrets (`env`, `headers`, `tokens`) are masked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
     /// The file, variable or flag that is at fault.
@@ -115,20 +115,24 @@ fn may_hold_secrets(text: &str, line_start: usize, line_end: usize) -> bool {
     let opened = SECRET_TABLES.iter().filter_map(|word| before.rfind(word)).max();
     opened.is_some_and(|at| {
         let since = &text[at..line_start];
-        let (opening, closing) = (since.matches('{').count(), since.matches('}').count());
+        // The braces of `${VAR}` open and close nothing.
+        let references = since.matches("${").count();
+        let opening = since.matches('{').count() - references;
+        let closing = since.matches('}').count().saturating_sub(references);
         let inside_braces = opening > closing;
         let inside_table = opening == 0 && closing == 0 && !text[at..line_end].contains("\n[");
         inside_braces || inside_table
     })
 }
 
-/// The line with every quoted value replaced by as many asterisks, so that carets still point right. Keys are kept.
+/// The line with every value replaced by as many asterisks, so that carets still point right. Keys are kept.
 fn masked(line: &str) -> String {
     let mut shown = String::with_capacity(line.len());
     let mut rest = line;
     while let Some(open) = rest.find(['"', '\'']) {
         let quote = rest[open..].chars().next().unwrap_or('"');
-        shown.push_str(&rest[..=open]);
+        shown.push_str(&bare_masked(&rest[..open]));
+        shown.push(quote);
         let inside = &rest[open + 1..];
         let close = closing_quote(inside, quote);
         let after = inside.get(close + 1..).unwrap_or("");
@@ -144,8 +148,35 @@ fn masked(line: &str) -> String {
         }
         rest = after;
     }
+    shown.push_str(&bare_masked(rest));
+    shown
+}
+
+/// The same for text without quotes: a value that lost them is a value still.
+fn bare_masked(text: &str) -> String {
+    if text.starts_with('[') {
+        return text.into();
+    }
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(word_at) = rest.find(|symbol| !is_structure(symbol)) {
+        let (before, word) = rest.split_at(word_at);
+        let (word, after) = word.split_at(word.find(is_structure).unwrap_or(word.len()));
+        shown.push_str(before);
+        // Base64 may end like a key does.
+        let is_value = before.trim_end().ends_with([':', '=']) || !after.trim_start().starts_with([':', '=']);
+        match is_value {
+            true => shown.extend(word.chars().map(|_| '*')),
+            false => shown.push_str(word),
+        }
+        rest = after;
+    }
     shown.push_str(rest);
     shown
+}
+
+fn is_structure(symbol: char) -> bool {
+    symbol.is_whitespace() || matches!(symbol, '=' | ':' | ',' | '{' | '}' | '[' | ']')
 }
 
 fn closing_quote(text: &str, quote: char) -> usize {
@@ -159,7 +190,7 @@ fn closing_quote(text: &str, quote: char) -> usize {
     text.len()
 }
 
-const SECRET_TABLES: &[&str] = &["headers", "env"];
+const SECRET_TABLES: &[&str] = &["headers", "env", "tokens"];
 
 #[cfg(test)]
 mod tests {
@@ -187,6 +218,8 @@ mod tests {
             "headers = { Authorization = \"Bearer CANARY\", X = 3 }",
             "[servers.a.headers]\nAuthorization = \"Bearer CANARY",
             "[servers.a.env]\n# note\nTOKEN = 'CANARY'\n",
+            "[auth.tokens]\na = \"${A}\"\nb = [\n  \"CANARY\",\n  'CANARY' ]\nc = CANARY=\n",
+            "auth = { tokens = { a = CANARY, b = \"CANARY\" } }",
             "{\"env\": {\n \"A\": \"x\\\" CANARY\",\n \"B\": \"CANARY\"}}",
         ] {
             for (at, _) in text.match_indices("CANARY") {
@@ -194,7 +227,10 @@ mod tests {
                 assert!(!excerpt.contains("CANARY"), "{excerpt}");
             }
         }
-        let plain = "[servers.a.env]\nA = \"x\"\n[session]\nidle_expiry = \"soon\"\n";
+        let bare = Location::of("headers = { X = 31, Y = \"s\" }", 16..18).excerpt;
+        assert_eq!(bare, "headers = { X = **, Y = \"*\" }");
+        assert_eq!(Location::of("[auth.tokens]", 1..12).excerpt, "[auth.tokens]");
+        let plain = "[servers.a.env]\nA = \"${X}\"\n[session]\nidle_expiry = \"soon\"\n";
         let at = plain.find("soon").unwrap();
         assert_eq!(Location::of(plain, at..at + 4).excerpt, "idle_expiry = \"soon\"");
     }

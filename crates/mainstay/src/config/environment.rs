@@ -156,7 +156,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "MAINSTAY_AUTH_MODE",
         key: Some("auth.mode"),
-        doc: "`none`",
+        doc: "`none` or `token`",
         apply: |file, text| {
             let known = [("none", AuthMode::None), ("token", AuthMode::Token), ("jwt", AuthMode::Jwt)];
             choose(&mut file.auth.mode, text, &known)

@@ -13,6 +13,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::period::Period;
+use super::tokens::TokenValues;
 
 /// Configuration of the Mainstay gateway.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -109,6 +110,9 @@ pub(super) struct AuthTable {
     /// Whether every request must name its agent in `X-Agent-Name`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub require_agent: Option<bool>,
+    /// Clients' tokens by their holder's name, for mode "token"; `${VAR}` and `${file:PATH}` are resolved at the start.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tokens: BTreeMap<String, TokenValues>,
 }
 
 /// Origins and hosts that may speak to the MCP port, besides loopback ones.
@@ -184,7 +188,6 @@ pub(super) enum TerminalStatus {
 #[serde(rename_all = "lowercase")]
 pub(super) enum AuthMode {
     None,
-    #[schemars(skip)]
     Token,
     #[schemars(skip)]
     Jwt,
@@ -288,6 +291,7 @@ impl File {
             auth: AuthTable {
                 mode: self.auth.mode.or(lower.auth.mode),
                 require_agent: self.auth.require_agent.or(lower.auth.require_agent),
+                tokens: if self.auth.tokens.is_empty() { lower.auth.tokens } else { self.auth.tokens },
             },
             serve: ServeTable {
                 allowed_origins: self.serve.allowed_origins.or(lower.serve.allowed_origins),

@@ -302,6 +302,20 @@ mod tests {
     }
 
     #[test]
+    fn i1_mode_token_may_listen_anywhere_and_travels_to_the_worker() {
+        let text = "listen = \"0.0.0.0:7717\"\n[auth]\nmode = \"token\"\n[auth.tokens]\nci = \"${file:/run/ci}\"\nalice = [\"${A}\", \"CANARY-0123456789\"]\n";
+        let config = from_text("m.toml", text).unwrap().config;
+        assert_eq!((config.auth.tokens["alice"].len(), config.auth.tokens["ci"].len()), (2, 1));
+        assert_eq!(Config::from_snapshot(&config.to_snapshot()).unwrap(), config);
+        let shown = config.to_toml();
+        assert!(
+            shown.contains("ci = \"${file:/run/ci}\"") && shown.contains("\"${A}\",") && shown.contains("\"…\""),
+            "{shown}"
+        );
+        assert!(!format!("{config:?}").contains("CANARY"));
+    }
+
+    #[test]
     fn flags_outweigh_variables_and_variables_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.toml");
@@ -333,6 +347,13 @@ mod tests {
             ("listen = \"0.0.0.0:7717\"\n", 1, 10, "lets everybody in", "127.0.0.1"),
             ("store = \"postgres://u:p@h/d\"\n", 1, 9, "PostgreSQL store is not in this version", "sqlite"),
             ("[auth]\nmode = \"jwt\"\n", 2, 8, "not in this version", "none"),
+            ("[auth]\nmode = \"token\"\n", 2, 8, "no tokens", "tokens new"),
+            ("[auth]\ntokens = { a = \"${A}\" }\n", 2, 1, "lets everybody in", "mode"),
+            ("[auth]\nmode = \"token\"\n[auth.tokens]\na = \"short\"\n", 4, 5, "less than 16", "tokens new"),
+            ("[auth]\nmode = \"token\"\n[auth.tokens]\na = [\"sha256:1\"]\n", 4, 5, "64 hexadecimal", "its hash"),
+            ("[auth]\nmode = \"token\"\n[auth.tokens]\na = []\n", 4, 5, "1 to 16 values", ""),
+            ("[auth]\nmode = \"token\"\n[auth.tokens]\na = \"${A\"\n", 4, 5, "malformed", "${NAME}"),
+            ("[auth]\nmode = \"token\"\n[auth.tokens]\n\"a b\" = \"${A}\"\n", 4, 9, "no name", "letters"),
             ("[servers.a]\n", 1, 10, "neither `command` nor `url`", "HTTP server"),
             ("[servers.a]\ncommand = \"x\"\nurl = \"http://x/\"\n", 3, 7, "both `command` and `url`", ""),
             ("[servers.a]\ncommand = \"x\"\nsharing = \"all\"\n", 3, 11, "not in this version", "session"),

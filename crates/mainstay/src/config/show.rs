@@ -3,8 +3,8 @@
 use super::{Config, convert};
 
 impl Config {
-    /// The configuration as TOML, every key set. Values of `env` and `headers` show their references to variables and
-    /// files, and `…` for everything else.
+    /// The configuration as TOML, every key set. Values of `env`, `headers` and `auth.tokens` show their references to
+    /// variables and files, and `…` for everything else.
     pub fn to_toml(&self) -> String {
         toml::to_string_pretty(&self.shown()).expect("a file of strings, numbers and maps is always TOML")
     }
@@ -20,6 +20,9 @@ impl Config {
             for value in server.env.values_mut().chain(server.headers.values_mut()) {
                 *value = references(value);
             }
+        }
+        for value in file.auth.tokens.values_mut().flat_map(|values| &mut values.0) {
+            *value = references(value);
         }
         file
     }
