@@ -89,11 +89,12 @@ fn the_core_is_pure() {
 /// Which modules of the main crate a module may name.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("main", &["cli"]),
-    ("cli", &["admin", "config", "demo", "engine", "runtime", "telemetry", "worker"]),
-    ("worker", &["admin", "config", "engine", "reconcile", "runtime", "serve", "telemetry"]),
+    ("cli", &["admin", "auth", "config", "demo", "engine", "runtime", "telemetry", "worker"]),
+    ("worker", &["admin", "auth", "config", "engine", "reconcile", "runtime", "serve", "telemetry"]),
     ("demo", &["runtime"]),
     ("admin", &["engine", "runtime", "telemetry"]),
-    ("serve", &["engine", "runtime"]),
+    ("serve", &["auth", "engine", "runtime"]),
+    ("auth", &["config", "runtime"]),
     ("reconcile", &["engine", "runtime"]),
     ("engine", &["runtime", "telemetry"]),
     ("config", &[]),

@@ -1,9 +1,10 @@
 //! Mainstay, a durable session gateway for the Model Context Protocol.
 //!
 //! Imports point one way: `cli` → {`admin`, `serve`, `reconcile`} → `engine` → {`runtime`, `telemetry`}; `config` is a
-//! leaf, and `worker` puts the parts together.
+//! leaf, as is `auth` but for it, and `worker` puts the parts together.
 
 pub mod admin;
+pub mod auth;
 pub mod cli;
 pub mod config;
 pub mod demo;

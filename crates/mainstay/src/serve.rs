@@ -19,6 +19,7 @@ use mainstay_core::code::TerminalStatus;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
+use crate::auth::Auth;
 use crate::engine::Engine;
 use crate::runtime::spawn;
 use crate::serve::guard::Guard;
@@ -30,6 +31,8 @@ pub struct Front {
     pub engine: Arc<Engine>,
     /// Which hosts and origins may speak to us.
     pub guard: Guard,
+    /// How clients prove who they are.
+    pub auth: Auth,
     /// How refusals are told.
     pub terminal: TerminalStatus,
     /// The largest body, in bytes.
@@ -98,7 +101,7 @@ async fn route(front: Arc<Front>, request: http::Request<Incoming>) -> http::Res
         "/readyz" => reply::health(front.engine.is_ready()),
         path => match path.strip_prefix("/mcp/").map(str::to_owned) {
             Some(server) => mcp::serve(&front, &server, request).await,
-            None => reply::no_such_path(&front.engine),
+            None => mcp::nowhere(&front, request.headers()).await,
         },
     }
 }

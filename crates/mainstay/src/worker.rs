@@ -18,6 +18,7 @@ use mainstay_upstream::{Environment, Upstreams, parse_label};
 use tokio::net::TcpListener;
 
 use crate::admin;
+use crate::auth::{Auth, Tokens};
 use crate::config::{self, Config, StoreKind};
 use crate::engine::view::Facts;
 use crate::engine::{self, Engine, ListenStream, Served, Settings, listen};
@@ -63,7 +64,7 @@ async fn serve() -> anyhow::Result<()> {
         token.trim().into(),
         async move { stopping.closing().await },
     ));
-    let front = Arc::new(front(&config, &engine));
+    let front = Arc::new(front(&config, &engine)?);
     spawn(serve::accept(front, mcp));
     custody.ready().await;
     tracing::info!(worker = worker_number, epoch = engine.status().await.worker.epoch, "worker is ready");
@@ -176,6 +177,7 @@ fn settings(config: &Config) -> Settings {
 fn contract(config: &Config) -> Contract {
     let mode = match config.auth.mode {
         config::AuthMode::None => "none",
+        config::AuthMode::Token => "token",
     };
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, mode.as_bytes());
     let mut bytes = [0; 32];
@@ -183,9 +185,16 @@ fn contract(config: &Config) -> Contract {
     Contract::from_bytes(bytes)
 }
 
-fn front(config: &Config, engine: &Arc<Engine>) -> Front {
-    Front {
+fn front(config: &Config, engine: &Arc<Engine>) -> anyhow::Result<Front> {
+    let auth = match config.auth.mode {
+        config::AuthMode::None => Auth::Open,
+        config::AuthMode::Token => Auth::Token(
+            Tokens::new(&config.auth, Arc::new(ProcessEnvironment), Clock::system()).context("reading the tokens")?,
+        ),
+    };
+    Ok(Front {
         engine: Arc::clone(engine),
+        auth,
         guard: Guard {
             allowed_hosts: config.serve.allowed_hosts.clone(),
             allowed_origins: config.serve.allowed_origins.clone(),
@@ -198,7 +207,7 @@ fn front(config: &Config, engine: &Arc<Engine>) -> Front {
         body_bytes_max: config.limits.body_bytes_max,
         header_bytes_max: config.limits.header_bytes_max,
         require_agent: config.auth.require_agent,
-    }
+    })
 }
 
 fn listener(listeners: &mut BTreeMap<String, OwnedFd>, name: &str) -> anyhow::Result<TcpListener> {
@@ -209,7 +218,7 @@ fn listener(listeners: &mut BTreeMap<String, OwnedFd>, name: &str) -> anyhow::Re
 }
 
 /// The process's own environment and files, for `${VAR}` and `${file:PATH}`.
-struct ProcessEnvironment;
+pub(crate) struct ProcessEnvironment;
 
 impl Environment for ProcessEnvironment {
     #[expect(clippy::disallowed_methods, reason = "this is the worker's one home of its environment")]

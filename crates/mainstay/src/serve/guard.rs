@@ -6,7 +6,7 @@ use http::header::{HOST, ORIGIN};
 use mainstay_core::code::Code;
 use mainstay_core::principal::Principal;
 
-use crate::engine::Refused;
+use crate::engine::{Caller, Refused};
 
 /// The allow-lists of a listener.
 #[derive(Clone, Debug, Default)]
@@ -48,23 +48,36 @@ impl Guard {
     }
 }
 
-/// Who sends a request, in mode `none`: the agent that `X-Agent-Name` names, or nobody in particular (I1, I2).
+/// Who sends a request with these headers. `proven` is what it has proven to be; where nothing needs to be proven, its
+/// agent's name tells principals apart, or it is nobody in particular (I1, I2).
 ///
 /// # Errors
-/// [`Code::AgentRefused`] if the name is required and missing, or is no usable name.
-pub fn principal(headers: &HeaderMap, require_agent: bool) -> Result<Principal, Refused> {
-    match headers.get(AGENT_NAME) {
-        None if require_agent => {
-            Err(Refused::new(Code::AgentRefused, "an `X-Agent-Name` header is required here and is missing"))
+/// [`Code::AgentRefused`] if the agent's name is required and missing, or is no usable name.
+pub fn caller(proven: Option<Principal>, headers: &HeaderMap, require_agent: bool) -> Result<Caller, Refused> {
+    let agent = agent(headers, require_agent)?;
+    let named = || agent.clone().map_or(Principal::Anonymous, Principal::Agent);
+    Ok(Caller { principal: proven.unwrap_or_else(named), agent })
+}
+
+fn agent(headers: &HeaderMap, require_agent: bool) -> Result<Option<Box<str>>, Refused> {
+    let mut values = headers.get_all(AGENT_NAME).iter();
+    let refused = |reason: &'static str, text: String| {
+        tracing::info!(reason, "agent refused");
+        Err(Refused::new(Code::AgentRefused, text))
+    };
+    let Some(value) = values.next() else {
+        if require_agent {
+            return refused("missing", "an `X-Agent-Name` header is required here and is missing".to_owned());
         }
-        None => Ok(Principal::Anonymous),
-        Some(value) => {
-            let name = value.to_str().ok().map(str::trim);
-            let name = name.filter(|name| (1..=AGENT_NAME_BYTES_MAX).contains(&name.len()));
-            name.map(|name| Principal::Agent(name.into())).ok_or_else(|| {
-                let text = format!("`X-Agent-Name` must be 1 to {AGENT_NAME_BYTES_MAX} characters of visible ASCII");
-                Refused::new(Code::AgentRefused, text)
-            })
+        return Ok(None);
+    };
+    let name = value.to_str().ok().map(str::trim).filter(|name| (1..=AGENT_NAME_BYTES_MAX).contains(&name.len()));
+    match name.filter(|_| values.next().is_none()) {
+        Some(name) => Ok(Some(name.into())),
+        None => {
+            let text =
+                format!("`X-Agent-Name` must be one name of 1 to {AGENT_NAME_BYTES_MAX} characters of visible ASCII");
+            refused("unusable", text)
         }
     }
 }
@@ -82,7 +95,7 @@ fn is_loopback(name: &str) -> bool {
         || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Names the agent in mode `none`.
+/// Names the agent.
 const AGENT_NAME: &str = "x-agent-name";
 const AGENT_NAME_BYTES_MAX: usize = 128;
 
@@ -115,11 +128,27 @@ mod tests {
     }
 
     #[test]
+    fn i1_what_is_proven_outweighs_what_is_said() {
+        let named = headers(&[("x-agent-name", "builder")]);
+        let nothing = HeaderMap::new();
+        let of = |proven, headers| caller(proven, headers, false).map(|caller| caller.principal);
+        let alice = || Principal::Token("alice".into());
+        assert_eq!(of(None, &named), Ok(Principal::Agent("builder".into())));
+        assert_eq!(of(None, &nothing), Ok(Principal::Anonymous));
+        assert_eq!(of(Some(alice()), &named), Ok(alice()));
+        assert_eq!(of(Some(alice()), &nothing), Ok(alice()));
+    }
+
+    #[test]
     fn i2_a_required_agent_name_must_be_usable() {
-        assert_eq!(principal(&headers(&[("x-agent-name", "builder")]), true), Ok(Principal::Agent("builder".into())));
-        assert_eq!(principal(&HeaderMap::new(), false), Ok(Principal::Anonymous));
-        for bad in [headers(&[]), headers(&[("x-agent-name", " ")])] {
-            assert_eq!(principal(&bad, true).map_err(|refused| refused.code), Err(Code::AgentRefused));
+        let good = headers(&[("x-agent-name", "builder")]);
+        assert_eq!(caller(None, &good, true).map(|caller| caller.agent), Ok(Some("builder".into())));
+        let long = "x".repeat(AGENT_NAME_BYTES_MAX + 1);
+        for bad in [headers(&[]), headers(&[("x-agent-name", " ")]), headers(&[("x-agent-name", &long)])] {
+            assert_eq!(caller(None, &bad, true).map_err(|refused| refused.code), Err(Code::AgentRefused));
         }
+        let mut twice = good;
+        twice.append(AGENT_NAME, "other".parse().expect("value"));
+        assert_eq!(caller(None, &twice, false).map_err(|refused| refused.code), Err(Code::AgentRefused));
     }
 }

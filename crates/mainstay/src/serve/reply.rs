@@ -2,16 +2,18 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::Stream;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use mainstay_core::code::{Code, TerminalStatus};
 use mainstay_core::id::SessionId;
 
+use crate::auth::Denied;
 use crate::engine::call::refusal_message;
 use crate::engine::stream::Reader;
 use crate::engine::{Engine, Refused};
@@ -111,6 +113,20 @@ pub fn refusal(refused: &Refused, id: &[u8], terminal: TerminalStatus) -> Respon
     response
 }
 
+/// A request that does not prove whose it is (RFC 6750, section 3; 2025-11-25, Authorization).
+pub fn denied(denied: Denied, id: &[u8]) -> Response<Answer> {
+    let (code, text, challenge) = match denied {
+        Denied::Missing => (Code::AuthenticationRequired, BEARER_MISSING, Some(CHALLENGE)),
+        Denied::Invalid => (Code::AuthenticationRequired, BEARER_INVALID, Some(CHALLENGE_INVALID)),
+        Denied::Undecided => (Code::Unavailable, BEARER_UNDECIDED, None),
+    };
+    let mut response = refusal(&Refused::new(code, text), id, TerminalStatus::Spec);
+    if let Some(challenge) = challenge {
+        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+    }
+    response
+}
+
 /// What may be told: a stranger learns nothing of another's session (S4).
 fn tell(refused: &Refused, terminal: TerminalStatus) -> Refused {
     if refused.code == Code::OtherPrincipal && terminal == TerminalStatus::Spec {
@@ -119,10 +135,16 @@ fn tell(refused: &Refused, terminal: TerminalStatus) -> Refused {
     refused.clone()
 }
 
-/// A path that leads nowhere. Not 404 alone: a client takes that for a lost session, so it is told where to go.
-pub fn no_such_path(engine: &Engine) -> Response<Answer> {
-    let paths: Vec<_> = engine.servers().into_iter().map(|server| server.path).collect();
-    let text = format!("nothing is here; the servers are at: {}", paths.join(", "));
+/// A path that leads nowhere. Not 404 alone: a client takes that for a lost session, so it is told where to go, if it
+/// may know that.
+pub fn no_such_path(engine: Option<&Arc<Engine>>) -> Response<Answer> {
+    let text = engine.map_or_else(
+        || "nothing is here; the servers are at `/mcp/NAME`".to_owned(),
+        |engine| {
+            let paths: Vec<_> = engine.servers().into_iter().map(|server| server.path).collect();
+            format!("nothing is here; the servers are at: {}", paths.join(", "))
+        },
+    );
     refusal(&Refused::new(Code::ServerUnknown, text), b"", TerminalStatus::Spec)
 }
 
@@ -138,4 +160,9 @@ pub fn health(well: bool) -> Response<Answer> {
 
 /// The header that carries a session's id (2025-11-25, Transports, Session Management).
 pub const SESSION_ID: &str = "mcp-session-id";
+const CHALLENGE: HeaderValue = HeaderValue::from_static("Bearer realm=\"mainstay\"");
+const CHALLENGE_INVALID: HeaderValue = HeaderValue::from_static("Bearer realm=\"mainstay\", error=\"invalid_token\"");
+const BEARER_MISSING: &str = "send `Authorization: Bearer TOKEN`; a token in the query string is not looked at";
+const BEARER_INVALID: &str = "the bearer token is not known here";
+const BEARER_UNDECIDED: &str = "whose the bearer token is can't be told now; try again later";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
