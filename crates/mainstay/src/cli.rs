@@ -24,6 +24,7 @@ mod sessions;
 mod status;
 mod stop;
 mod times;
+mod tokens;
 
 /// Parses the command line, runs the command, reports its failure.
 pub fn main() -> ExitCode {
@@ -67,6 +68,7 @@ fn run(cli: Cli, out: &Output) -> Result<(), Failure> {
         Command::Sessions(SessionsCommand::List(args)) => sessions::list(&args, out),
         Command::Sessions(SessionsCommand::Show(args)) => sessions::show(&args, out),
         Command::Stop(place) => stop::run(&place, out),
+        Command::Tokens(TokensCommand::New) => tokens::new(out),
         Command::Config(ConfigCommand::Check(args)) => config::check(&args, out),
         Command::Config(ConfigCommand::Show(args)) => config::show(&args, out),
         Command::Config(ConfigCommand::Schema) => config::schema(out),
@@ -119,6 +121,9 @@ enum Command {
     Sessions(SessionsCommand),
     /// Stop a running gateway; its sessions are kept
     Stop(Place),
+    /// Make tokens for clients
+    #[command(subcommand)]
+    Tokens(TokensCommand),
     /// Check, show or describe the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -142,6 +147,12 @@ enum SessionsCommand {
     List(SessionsListArgs),
     /// Show one
     Show(SessionArgs),
+}
+
+#[derive(Debug, Subcommand)]
+enum TokensCommand {
+    /// Print a random token and its hash for `[auth.tokens]`; nothing is stored
+    New,
 }
 
 #[derive(Debug, Subcommand)]

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::failure::Failure;
 use super::gateway::Gateway;
 use super::output::Output;
-use crate::config::Config;
+use crate::config::{AuthMode, Config};
 
 /// Tells where the servers are. Nobody reading it is no reason not to serve.
 pub(super) fn announce(config: &Config, gateway: &Gateway, out: &Output) -> Result<(), Failure> {
@@ -27,7 +27,10 @@ fn text(config: &Config, gateway: &Gateway) -> String {
         lines.push("\nfor a client's configuration:".to_owned());
         lines.push(format!("{:#}", snippet(config, gateway.mcp)));
         lines.push("\nor for Claude Code:".to_owned());
-        let commands = names().map(|name| format!("claude mcp add --transport http {name} {}", url(gateway.mcp, name)));
+        let header =
+            if wants_tokens(config) { format!(" --header \"Authorization: {BEARER}\"") } else { String::new() };
+        let commands =
+            names().map(|name| format!("claude mcp add --transport http {name} {}{header}", url(gateway.mcp, name)));
         lines.extend(commands);
     }
     lines.join("\n")
@@ -48,15 +51,25 @@ fn document(config: &Config, gateway: &Gateway) -> Value {
 
 /// The `mcpServers` object that Claude Code, Cursor and others take.
 fn snippet(config: &Config, mcp: SocketAddr) -> Value {
-    let entry = |name: &str| json!({ "type": "http", "url": url(mcp, name) });
+    let entry = |name: &str| match wants_tokens(config) {
+        true => json!({ "type": "http", "url": url(mcp, name), "headers": { "Authorization": BEARER } }),
+        false => json!({ "type": "http", "url": url(mcp, name) }),
+    };
     let servers: Map<String, Value> =
         config.servers.keys().map(|name| (name.to_string(), entry(name.as_str()))).collect();
     json!({ "mcpServers": servers })
 }
 
+fn wants_tokens(config: &Config) -> bool {
+    config.auth.mode == AuthMode::Token
+}
+
 fn url(mcp: SocketAddr, name: &str) -> String {
     format!("http://{mcp}/mcp/{name}")
 }
+
+/// What a client is to send; which token is its own is not known here.
+const BEARER: &str = "Bearer TOKEN";
 
 #[cfg(test)]
 mod tests {
@@ -80,6 +93,15 @@ mod tests {
         let from = text.find("{\n").unwrap();
         let pasted: Value = serde_json::from_str(&text[from..=text.rfind('}').unwrap()]).unwrap();
         assert_eq!(pasted["mcpServers"]["tickets"]["url"], "http://127.0.0.1:7717/mcp/tickets");
+    }
+
+    #[test]
+    fn i1_where_a_token_is_wanted_the_snippet_has_its_place() {
+        let (mut config, gateway) = example();
+        config.auth.mode = AuthMode::Token;
+        let text = text(&config, &gateway);
+        assert!(text.contains("\"Authorization\": \"Bearer TOKEN\""), "{text}");
+        assert!(text.contains("/mcp/tickets --header \"Authorization: Bearer TOKEN\""), "{text}");
     }
 
     #[test]

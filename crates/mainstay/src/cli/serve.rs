@@ -13,7 +13,7 @@ use super::announce::announce;
 use super::failure::Failure;
 use super::gateway::{self, Gateway, TokenFile};
 use super::output::Output;
-use super::{Global, ServeArgs, config, start_log};
+use super::{Global, ServeArgs, config, start_log, tokens};
 use crate::config::{Config, Loaded};
 use crate::telemetry;
 
@@ -22,6 +22,7 @@ pub(super) fn run(args: &ServeArgs, global: &Global, out: &Output) -> Result<(),
     let Loaded { config, warnings } = config::of_serve(args)?;
     start_log(global)?;
     config::warn(&warnings, out);
+    tokens::check(&config)?;
     if config.servers.is_empty() {
         out.note("warning: no servers are configured");
     }
