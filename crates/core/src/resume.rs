@@ -89,6 +89,9 @@ pub struct ResumeRecord {
     pub log_level: Option<Box<str>>,
     /// The resources that the client subscribed to, to be subscribed to again.
     pub subscriptions: BTreeSet<Box<str>>,
+    /// Whether the server has taken our `notifications/initialized` in this very instance. False, where it was not seen
+    /// to: it is told again then.
+    pub told: bool,
     /// Where the listening stream stood.
     pub last_event_id: Option<Box<str>>,
     /// When the record was last written.

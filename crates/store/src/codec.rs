@@ -37,6 +37,17 @@ enum Kind {
     Audit = 6,
 }
 
+impl Kind {
+    /// The version that is written; older ones are read.
+    const fn version(self) -> u8 {
+        match self {
+            // 2: `told`.
+            Self::Resume => 2,
+            Self::Session | Self::Tombstone | Self::Owed | Self::Card | Self::Audit => 1,
+        }
+    }
+}
+
 /// The state's number in bodies and columns. Frozen.
 pub(crate) const fn state_number(state: State) -> u8 {
     match state {
@@ -177,6 +188,7 @@ pub(crate) fn encode_resume(record: &ResumeRecord) -> Vec<u8> {
     body.option(record.log_level.as_deref());
     body.length(record.subscriptions.len());
     record.subscriptions.iter().for_each(|uri| body.text(uri));
+    body.byte(u8::from(record.told));
     body.option(record.last_event_id.as_deref());
     body.time(record.saved_at);
     body.time(record.used_at);
@@ -207,6 +219,8 @@ pub(crate) fn decode_resume(body: &[u8]) -> Result<ResumeRecord, Malformed> {
             initialize_result: Bytes::copy_from_slice(body.bytes()?),
             log_level: body.option()?.map(Into::into),
             subscriptions: body.texts()?,
+            // What is not known to have been said is said again.
+            told: body.version >= 2 && body.flag()?,
             last_event_id: body.option()?.map(Into::into),
             saved_at: body.time()?,
             used_at: body.time()?,
@@ -324,7 +338,7 @@ struct Writer(Vec<u8>);
 impl Writer {
     fn new(kind: Kind) -> Self {
         let mut bytes = Vec::with_capacity(BODY_BYTES_TYPICAL);
-        bytes.extend_from_slice(&[kind as u8, VERSION]);
+        bytes.extend_from_slice(&[kind as u8, kind.version()]);
         Self(bytes)
     }
 
@@ -389,14 +403,19 @@ impl Writer {
 }
 
 /// The rest of a body being read. Every read checks the length first, so a length that lies allocates nothing.
-struct Reader<'a>(&'a [u8]);
+struct Reader<'a> {
+    rest: &'a [u8],
+    version: u8,
+}
 
 impl<'a> Reader<'a> {
     fn new(kind: Kind, body: &'a [u8]) -> Result<Self, Malformed> {
         match body {
-            [found, VERSION, rest @ ..] if *found == kind as u8 => Ok(Self(rest)),
-            [found, version, ..] if *found == kind as u8 && *version > VERSION => {
+            [found, version, ..] if *found == kind as u8 && *version > kind.version() => {
                 Err(Malformed::Future { version: *version })
+            }
+            [found, version, rest @ ..] if *found == kind as u8 && *version > 0 => {
+                Ok(Self { rest, version: *version })
             }
             _ => Err(Malformed::Damaged),
         }
@@ -404,12 +423,12 @@ impl<'a> Reader<'a> {
 
     /// What `read` makes of the body, if that is all of it.
     fn whole<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Result<T, Malformed> {
-        read(self).filter(|_| self.0.is_empty()).ok_or(Malformed::Damaged)
+        read(self).filter(|_| self.rest.is_empty()).ok_or(Malformed::Damaged)
     }
 
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
+        let (taken, rest) = self.rest.split_at_checked(length)?;
+        self.rest = rest;
         Some(taken)
     }
 
@@ -481,8 +500,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The version that is written.
-const VERSION: u8 = 1;
 /// Room for most bodies without growing.
 const BODY_BYTES_TYPICAL: usize = 512;
 

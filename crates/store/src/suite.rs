@@ -83,6 +83,7 @@ fn resume(number: u32) -> ResumeRecord {
         initialize_result: Bytes::from_static(b"{}"),
         log_level: None,
         subscriptions: ["file:///a".into()].into(),
+        told: true,
         last_event_id: Some("7".into()),
         saved_at: at(0),
         used_at: at(1),

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use mainstay_core::call::RoutedId;
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::ResumeRecord;
+use mainstay_core::time::Timestamp;
 use mainstay_keeper::client::{Held, WriteError};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -21,22 +22,23 @@ use crate::call::{Answer, AnswerStream, Call, Incoming, Way};
 use crate::failure::Failure;
 use crate::flight::Flight;
 use crate::handshake::{Handshake, Opened};
-use crate::kept::{self, Kept};
+use crate::kept::{self, Kept, Past, Setting};
 use crate::notice::{Notice, Notices};
 use crate::server::Server;
-use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
 use crate::wire::lock;
 
+pub use dismiss::dismiss;
+pub(crate) use dismiss::end_held;
 pub use label::{Label, parse_label};
 pub use spawn::ALLOWED_VARIABLES;
 pub(crate) use stream::ChildStream;
 
 use end::End;
 use running::{Registration, Running, Waiting};
-use start::Beginning;
 
 mod acks;
+mod dismiss;
 mod end;
 mod label;
 mod oversize;
@@ -86,42 +88,36 @@ impl Child {
         upstreams: &Arc<Upstreams>,
         server: &Arc<Server>,
         handshake: Handshake,
-        (record, held): (Option<ResumeRecord>, Option<Held>),
+        past: Option<(Option<ResumeRecord>, Option<Held>)>,
         notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Arc<Self> {
         let destination = upstreams.destination(server);
         let notices = Arc::new(Notices::new(handshake.key, notices));
-        let recorded = record.is_some();
-        let fitting = record.filter(|record| kept::fits(record, &destination));
-        let mut kept = Kept::new(upstreams, handshake, fitting.as_ref());
+        let past = past.map(|left| Past::of((upstreams, &destination), &notices, handshake.confirmed, left));
+        let past = past.unwrap_or_default();
+        let kept = Kept::new(upstreams, handshake, &past);
         let custody = upstreams.parts.custody.clone();
-        let current = custody.zip(held).and_then(|(custody, held)| {
-            let own = parse_label(&held.label).is_some_and(|label| label.fingerprint == destination.fingerprint);
-            if !own {
-                // Another definition's process can't serve this one (C9, T4).
-                kept.mark_stale();
-                spawn(running::dismiss(custody, held, server.stop_grace));
-                return None;
-            }
+        let current = custody.zip(past.held).map(|(custody, held)| {
+            // A record from before this process was started speaks of the one before it.
+            let spawned_at = Timestamp::from_unix_millis(held.spawned_at_unix_ms);
+            let told = past.record.is_some_and(|record| record.told && record.saved_at >= spawned_at);
             let parts = (upstreams, &destination);
             let (running, pump) = Running::start(parts, &notices, custody, (held.child, held.events), true);
-            // The earlier worker told it the handshake right after it was started.
-            if kept.handshake.confirmed {
+            if told {
                 running.mark_initialized();
             }
-            Some(Current { running, pump })
+            Current { running, pump }
         });
-        if recorded && fitting.is_none() {
-            kept.mark_stale();
-        }
         let state = Mutex::new(State { kept, current, previous: None, failures: 0 });
         Arc::new(Self { upstreams: Arc::clone(upstreams), destination, notices, state, flight: Flight::default() })
     }
 
-    /// Starts the process for the first time. Must run to its end once begun.
-    pub(crate) async fn open(self: &Arc<Self>) -> Result<Opened, Failure> {
-        self.establish(Beginning::Asked).await?;
-        lock(&self.state).kept.opened.clone().ok_or_else(|| self.over())
+    /// See [`Link::reach`](crate::Link::reach).
+    pub(crate) async fn reach(self: &Arc<Self>) -> Result<Opened, Failure> {
+        self.running().await?;
+        self.catch_up().await;
+        let unknown = || self.unreachable("what its process said of itself is not known any more".into());
+        lock(&self.state).kept.opened.clone().ok_or_else(unknown)
     }
 
     pub(crate) async fn call(self: &Arc<Self>, call: Call) -> Result<Answer, Failure> {
@@ -212,12 +208,16 @@ impl Child {
         Some(Answer::Stream(AnswerStream(Way::Child(Box::new(stream)))))
     }
 
+    /// The client said `initialized`: so does the link, once per process.
     pub(crate) async fn confirm(self: &Arc<Self>) {
-        let started = {
-            let mut state = lock(&self.state);
-            state.kept.handshake.confirmed = true;
-            state.current.is_some()
-        };
+        lock(&self.state).kept.handshake.confirmed = true;
+        self.catch_up().await;
+    }
+
+    /// Passes on an `initialized` that the client said while the process was being started. Whichever of the two is
+    /// through last finds what the other has left.
+    async fn catch_up(self: &Arc<Self>) {
+        let started = lock(&self.state).current.is_some();
         if started && let Err(error) = self.running().await {
             // The next call tries again before it is sent.
             tracing::debug!(server = %self.server().name, %error, "`initialized` could not be sent yet");
@@ -239,7 +239,10 @@ impl Child {
     }
 
     pub(crate) fn record(&self) -> Option<ResumeRecord> {
-        lock(&self.state).kept.record(&self.upstreams, &self.destination, None)
+        let state = lock(&self.state);
+        let current = state.current.as_ref().map(|current| &current.running);
+        let told = current.is_some_and(|running| running.is_initialized() && !running.is_over());
+        state.kept.record(&self.upstreams, &self.destination, None, told)
     }
 
     pub(crate) fn opened(&self) -> bool {
@@ -247,29 +250,9 @@ impl Child {
         state.kept.opened.is_some() || state.current.is_some()
     }
 
-    pub(crate) fn remember_level(&self, level: Box<str>) {
-        lock(&self.state).kept.handshake.log_level = Some(level);
-        self.offer_record();
-    }
-
-    pub(crate) fn remember_subscription(&self, uri: Box<str>) {
-        if !lock(&self.state).kept.remember_subscription(uri) {
-            tracing::warn!(server = %self.server().name, "too many subscriptions; one will not survive a loss");
-        }
-        self.offer_record();
-    }
-
-    pub(crate) fn forget_subscription(&self, uri: &str) {
-        lock(&self.state).kept.handshake.subscriptions.remove(uri);
-        self.offer_record();
-    }
-
-    fn offer_record(&self) {
-        if let Some(record) = self.record()
-            && !self.notices.offer(Notice::Record(Box::new(record)))
-        {
-            Upstreams::count(&self.upstreams.counters.notices_dropped);
-        }
+    pub(crate) fn remember(&self, setting: Setting) {
+        lock(&self.state).kept.remember(self.server(), setting);
+        kept::offer(&self.upstreams, &self.notices, self.record());
     }
 
     fn server(&self) -> &Server {

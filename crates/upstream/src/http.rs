@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::HeaderValue;
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, UpstreamId};
+use mainstay_keeper::client::Held;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
@@ -19,7 +20,7 @@ use crate::call::{Answer, AnswerStream, Call, Incoming, Way};
 use crate::failure::Failure;
 use crate::flight::Flight;
 use crate::handshake::{Handshake, Opened, has_version_header};
-use crate::kept::{self, Kept};
+use crate::kept::{self, Kept, Past, Setting};
 use crate::notice::{Notice, Notices};
 use crate::server::Server;
 use crate::settle;
@@ -151,27 +152,16 @@ impl Http {
         upstreams: &Arc<Upstreams>,
         server: &Arc<Server>,
         handshake: Handshake,
-        record: Option<ResumeRecord>,
+        past: Option<(Option<ResumeRecord>, Option<Held>)>,
         notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Arc<Self> {
         let destination = upstreams.destination(server);
         let notices = Notices::new(handshake.key, notices);
-        let (record, stale) = match record {
-            Some(record) if kept::fits(&record, &destination) => (Some(record), None),
-            other => (None, other),
-        };
-        // The record of another definition is of no use, and its session is owed an end (U2).
-        if let Some(owed) = stale.as_ref().and_then(|record| record.owed_delete(upstreams.now()))
-            && !notices.offer(Notice::Owed(owed))
-        {
-            tracing::warn!(server = %server.name, "owed delete of a changed server could not be handed over");
-        }
-        let mut kept = Kept::new(upstreams, handshake, record.as_ref());
-        if stale.is_some() {
-            kept.mark_stale();
-        }
-        let initialized = kept.handshake.confirmed;
-        let session = record.map(|record| Arc::new(Session::new(record.upstream_id, &record.version, initialized)));
+        let past = past.map(|left| Past::of((upstreams, &destination), &notices, handshake.confirmed, left));
+        let past = past.unwrap_or_default();
+        let kept = Kept::new(upstreams, handshake, &past);
+        let resumed = |record: ResumeRecord| Arc::new(Session::new(record.upstream_id, &record.version, record.told));
+        let session = past.record.map(resumed);
         Arc::new(Self {
             upstreams: Arc::clone(upstreams),
             destination,
@@ -183,9 +173,10 @@ impl Http {
         })
     }
 
-    /// Opens the upstream session for the first time. Must run to its end once begun.
-    pub(crate) async fn open(self: &Arc<Self>) -> Result<Opened, Failure> {
-        self.establish(renew::Cause::Begin).await?;
+    /// See [`Link::reach`](crate::Link::reach).
+    pub(crate) async fn reach(self: &Arc<Self>) -> Result<Opened, Failure> {
+        self.session().await?;
+        self.catch_up().await;
         lock(&self.state).kept.opened.clone().ok_or_else(|| self.ended())
     }
 
@@ -311,12 +302,16 @@ impl Http {
 
     /// The client said `initialized`: so does the link, once per upstream session.
     pub(crate) async fn confirm(self: &Arc<Self>) {
-        let opened = {
-            let mut state = lock(&self.state);
-            state.kept.handshake.confirmed = true;
-            state.session.is_some()
-        };
-        if opened && let Err(error) = self.session().await {
+        lock(&self.state).kept.handshake.confirmed = true;
+        self.catch_up().await;
+    }
+
+    /// Passes on an `initialized` that the client said while the session was being opened. Whichever of the two is
+    /// through last finds what the other has left.
+    async fn catch_up(self: &Arc<Self>) {
+        if self.opened()
+            && let Err(error) = self.session().await
+        {
             // The next call tries again before it is sent.
             tracing::debug!(server = %self.server().name, %error, "`initialized` could not be sent yet");
         }
@@ -360,36 +355,20 @@ impl Http {
     pub(crate) fn record(&self) -> Option<ResumeRecord> {
         let state = lock(&self.state);
         let session = state.session.as_ref()?;
-        state.kept.record(&self.upstreams, &self.destination, session.id.as_ref())
+        state.kept.record(&self.upstreams, &self.destination, session.id.as_ref(), is_initialized(session))
     }
 
     pub(crate) fn opened(&self) -> bool {
         lock(&self.state).session.is_some()
     }
 
-    pub(crate) fn remember_level(&self, level: Box<str>) {
-        lock(&self.state).kept.handshake.log_level = Some(level);
-        self.offer_record();
-    }
-
-    pub(crate) fn remember_subscription(&self, uri: Box<str>) {
-        if !lock(&self.state).kept.remember_subscription(uri) {
-            tracing::warn!(server = %self.server().name, "too many subscriptions; one will not survive a loss");
-        }
-        self.offer_record();
-    }
-
-    pub(crate) fn forget_subscription(&self, uri: &str) {
-        lock(&self.state).kept.handshake.subscriptions.remove(uri);
+    pub(crate) fn remember(&self, setting: Setting) {
+        lock(&self.state).kept.remember(self.server(), setting);
         self.offer_record();
     }
 
     fn offer_record(&self) {
-        if let Some(record) = self.record()
-            && !self.notices.offer(Notice::Record(Box::new(record)))
-        {
-            Upstreams::count(&self.upstreams.counters.notices_dropped);
-        }
+        kept::offer(&self.upstreams, &self.notices, self.record());
     }
 
     fn server(&self) -> &Server {

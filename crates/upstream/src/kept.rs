@@ -6,11 +6,15 @@ use bytes::Bytes;
 use mainstay_core::resume::{Continuity, ResumeRecord, UpstreamId};
 use mainstay_core::wire::envelope;
 use mainstay_core::wire::method::Method;
+use mainstay_keeper::client::Held;
 
 use crate::call::Call;
 use crate::catalogue::{Catalogue, Page, asks_first_page};
+use crate::child::{self, parse_label};
 use crate::handshake::{self, Handshake, Opened};
+use crate::notice::{Notice, Notices};
 use crate::server::{Reach, Server};
+use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
 
 /// The client's handshake, the server's answer, and what has happened to the instance since.
@@ -20,15 +24,16 @@ pub(crate) struct Kept {
     pub(crate) catalogue: Catalogue,
     pub(crate) last_event_id: Option<Box<str>>,
     pub(crate) ended: bool,
-    stale: bool,
+    /// What an earlier worker's instance was lost by, until that is told.
+    loss: Option<&'static str>,
     continuity: Continuity,
     remade_count: u32,
     remade_reason: Option<Box<str>>,
 }
 
 impl Kept {
-    /// Of a new session, or of one whose record was kept.
-    pub(crate) fn new(upstreams: &Upstreams, mut handshake: Handshake, record: Option<&ResumeRecord>) -> Self {
+    /// Of a new session, or of one that an earlier worker had.
+    pub(crate) fn new(upstreams: &Upstreams, mut handshake: Handshake, past: &Past) -> Self {
         handshake.params = upstreams.share(&handshake::adapted(&handshake.params));
         let mut kept = Self {
             handshake,
@@ -36,12 +41,12 @@ impl Kept {
             catalogue: Catalogue::default(),
             last_event_id: None,
             ended: false,
-            stale: false,
+            loss: past.loss,
             continuity: Continuity::Fresh,
             remade_count: 0,
             remade_reason: None,
         };
-        if let Some(record) = record {
+        if let Some(record) = &past.record {
             kept.continuity = Continuity::Resumed;
             kept.remade_count = record.remade_count;
             kept.remade_reason = record.remade_reason.clone();
@@ -59,16 +64,12 @@ impl Kept {
     pub(crate) fn open(&mut self, upstreams: &Upstreams, opened: &Opened) {
         self.opened = Some(Opened { result: upstreams.share(&opened.result), version: opened.version.clone() });
         self.last_event_id = None;
+        self.loss = None;
     }
 
-    /// Notes that the record of the instance was for another definition of the server.
-    pub(crate) fn mark_stale(&mut self) {
-        self.stale = true;
-    }
-
-    /// Whether an instance was dropped because the definition changed. Told once.
-    pub(crate) fn take_stale(&mut self) -> bool {
-        std::mem::take(&mut self.stale)
+    /// What the earlier instance was lost by, if it was and no other has been opened since.
+    pub(crate) fn loss(&self) -> Option<&'static str> {
+        self.loss
     }
 
     /// Notes that the instance was made again.
@@ -78,12 +79,14 @@ impl Kept {
         self.remade_reason = Some(reason.into());
     }
 
-    /// The record for a later worker; `None` before the server has answered.
+    /// The record for a later worker; `None` before the server has answered. `told` is whether the instance has taken
+    /// `initialized`.
     pub(crate) fn record(
         &self,
         upstreams: &Upstreams,
         destination: &Destination,
         upstream_id: Option<&UpstreamId>,
+        told: bool,
     ) -> Option<ResumeRecord> {
         let opened = self.opened.as_ref()?;
         let now = upstreams.now();
@@ -97,6 +100,7 @@ impl Kept {
             initialize_result: opened.result.clone(),
             log_level: self.handshake.log_level.clone(),
             subscriptions: self.handshake.subscriptions.clone(),
+            told,
             last_event_id: self.last_event_id.clone(),
             saved_at: now,
             used_at: now,
@@ -106,14 +110,21 @@ impl Kept {
         })
     }
 
-    /// Remembers a subscription that the server has accepted. False if there are too many.
-    pub(crate) fn remember_subscription(&mut self, uri: Box<str>) -> bool {
+    /// Remembers what the server has accepted, to set it again after a loss (U4).
+    pub(crate) fn remember(&mut self, server: &Server, setting: Setting) {
         let subscriptions = &mut self.handshake.subscriptions;
-        let room = subscriptions.len() < SUBSCRIPTIONS_MAX || subscriptions.contains(&uri);
-        if room {
-            subscriptions.insert(uri);
+        match setting {
+            Setting::Level(level) => self.handshake.log_level = Some(level),
+            Setting::Subscribed(uri) if subscriptions.len() >= SUBSCRIPTIONS_MAX && !subscriptions.contains(&uri) => {
+                tracing::warn!(server = %server.name, "too many subscriptions; one will not survive a loss");
+            }
+            Setting::Subscribed(uri) => {
+                subscriptions.insert(uri);
+            }
+            Setting::Unsubscribed(uri) => {
+                subscriptions.remove(&uri);
+            }
         }
-        room
     }
 
     /// Whether `call` may be carried out twice (U5).
@@ -123,6 +134,79 @@ impl Kept {
                 && call.name.as_deref().is_some_and(|tool| {
                     server.safe_tools.iter().any(|safe| **safe == *tool) || self.catalogue.says_safe(tool)
                 }))
+    }
+}
+
+/// Something that a client has set at its server.
+pub(crate) enum Setting {
+    /// The log level.
+    Level(Box<str>),
+    /// A resource is subscribed to.
+    Subscribed(Box<str>),
+    /// A resource is not subscribed to any more.
+    Unsubscribed(Box<str>),
+}
+
+/// What an earlier worker left of a session, as far as it is of use for the definition of its server.
+#[derive(Default)]
+pub(crate) struct Past {
+    pub(crate) record: Option<ResumeRecord>,
+    pub(crate) held: Option<Held>,
+    /// Why nothing is left of an instance that the client has used.
+    loss: Option<&'static str>,
+}
+
+impl Past {
+    /// Sorts what is left. The record of another definition is dropped with an owed delete (U2), its child is ended (C9,
+    /// T4), and so is one that was never told a word.
+    pub(crate) fn of(
+        (upstreams, destination): (&Upstreams, &Destination),
+        notices: &Notices,
+        confirmed: bool,
+        (record, held): (Option<ResumeRecord>, Option<Held>),
+    ) -> Self {
+        let server = &destination.server;
+        let mut loss = None;
+        let record = record.filter(|record| {
+            let fits = fits(record, destination);
+            if !fits {
+                loss = Some(DEFINITION_CHANGED);
+                if let Some(owed) = record.owed_delete(upstreams.now())
+                    && !notices.offer(Notice::Owed(owed))
+                {
+                    tracing::warn!(server = %server.name, "owed delete of a changed server could not be handed over");
+                }
+            }
+            fits
+        });
+        let held = held.and_then(|held| {
+            let own = parse_label(&held.label).is_some_and(|label| label.fingerprint == destination.fingerprint);
+            if own && held.frames_accepted > 0 {
+                return Some(held);
+            }
+            if !own {
+                loss = Some(DEFINITION_CHANGED);
+            }
+            if let Some(custody) = upstreams.parts.custody.clone() {
+                let grace = server.stop_grace;
+                spawn(async move { child::end_held(&custody, held, grace).await });
+            }
+            None
+        });
+        // The client has used the session, so there was an instance, and nobody can say what was in it (U6).
+        if confirmed && record.is_none() && held.is_none() {
+            loss = loss.or(Some(RECORD_LOST));
+        }
+        Self { record, held, loss }
+    }
+}
+
+/// Hands over what a later worker needs. A hint: it may be lost.
+pub(crate) fn offer(upstreams: &Upstreams, notices: &Notices, record: Option<ResumeRecord>) {
+    if let Some(record) = record
+        && !notices.offer(Notice::Record(Box::new(record)))
+    {
+        Upstreams::count(&upstreams.counters.notices_dropped);
     }
 }
 
@@ -136,13 +220,17 @@ pub(crate) fn page_of(upstreams: &Upstreams, call: &Call, response: &Bytes) -> O
 }
 
 /// Whether `record` was made for this very definition of the server.
-pub(crate) fn fits(record: &ResumeRecord, destination: &Destination) -> bool {
+fn fits(record: &ResumeRecord, destination: &Destination) -> bool {
     let url_fits = match &destination.server.reach {
         Reach::Http { url, .. } => *record.url == *url.to_string(),
         Reach::Child { .. } => record.url.is_empty(),
     };
     url_fits && record.fingerprint == destination.fingerprint
 }
+
+/// Why the instance of an earlier worker is lost.
+const DEFINITION_CHANGED: &str = "the definition of the server has changed";
+const RECORD_LOST: &str = "what was known of its session is lost";
 
 /// Subscriptions of one session that are remembered.
 const SUBSCRIPTIONS_MAX: usize = 1024;

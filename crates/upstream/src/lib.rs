@@ -6,7 +6,7 @@
 //! [`Notice`]s.
 
 pub use call::{Answer, AnswerStream, Call, Incoming};
-pub use child::{ALLOWED_VARIABLES, Label, parse_label};
+pub use child::{ALLOWED_VARIABLES, Label, dismiss, parse_label};
 pub use failure::{ExitStatus, Failure, Outcome};
 pub use handshake::{Handshake, Opened};
 pub use link::{Ending, Link, Listening};

@@ -15,6 +15,7 @@ use crate::child::Child;
 use crate::failure::Failure;
 use crate::handshake::{Handshake, Opened};
 use crate::http::Http;
+use crate::kept::Setting;
 use crate::notice::Notice;
 use crate::server::{Reach, Server};
 use crate::task::spawn;
@@ -41,6 +42,48 @@ pub enum Ending {
 }
 
 impl Link {
+    /// The way of a new session: nothing is sent yet, and nothing is known. [`reach`](Self::reach) or the first use
+    /// opens it, whichever comes first.
+    pub fn lazy(
+        upstreams: &Arc<Upstreams>,
+        server: &Arc<Server>,
+        handshake: Handshake,
+        notices: mpsc::Sender<(SessionKey, Notice)>,
+    ) -> Arc<Self> {
+        Self::new(upstreams, server, handshake, None, notices)
+    }
+
+    fn new(
+        upstreams: &Arc<Upstreams>,
+        server: &Arc<Server>,
+        handshake: Handshake,
+        past: Option<(Option<ResumeRecord>, Option<Held>)>,
+        notices: mpsc::Sender<(SessionKey, Notice)>,
+    ) -> Arc<Self> {
+        Arc::new(Self(match &server.reach {
+            Reach::Http { .. } => Way::Http(Http::new(upstreams, server, handshake, past, notices)),
+            Reach::Child { .. } => Way::Child(Child::new(upstreams, server, handshake, past, notices)),
+        }))
+    }
+
+    /// Opens the link if it is not open, and returns what the server said of itself. One flight with all calls that
+    /// come meanwhile; an `initialized` that the client says meanwhile is passed on behind it.
+    ///
+    /// If the future is dropped the opening goes on, and the link has what comes of it: only [`end`](Self::end) ends the
+    /// instance. The first opening is told as [`Notice::Opened`], here as at a first use.
+    ///
+    /// # Errors
+    /// [`Failure::is_unreachable`] if the server is not there for now (refused, hung, 5xx; after `patience` or
+    /// `handshake_bound`); a later try, or the next use, may open the link all the same. It is also that if the link was
+    /// restored with a child and without a record: what that child said is not known any more. Anything else is
+    /// definitive. No upstream session is left behind, and a child that was started is ended with all its tree.
+    pub async fn reach(&self) -> Result<Opened, Failure> {
+        match &self.0 {
+            Way::Http(http) => http.reach().await,
+            Way::Child(child) => child.reach().await,
+        }
+    }
+
     /// Opens a new instance with the client's own `initialize`.
     ///
     /// If the future is dropped, the handshake is finished behind it and the instance ended again; a DELETE that fails
@@ -56,14 +99,10 @@ impl Link {
         notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Result<(Arc<Self>, Opened), Failure> {
         let (name, key) = (server.name.clone(), handshake.key);
-        let link = Self::restore(upstreams, server, handshake, None, None, notices.clone());
+        let link = Self::lazy(upstreams, server, handshake, notices.clone());
         let (sender, receiver) = oneshot::channel();
         spawn(async move {
-            let opened = match &link.0 {
-                Way::Http(http) => Box::pin(http.open()).await,
-                Way::Child(child) => Box::pin(child.open()).await,
-            };
-            let outcome = opened.map(|opened| (Arc::clone(&link), opened));
+            let outcome = Box::pin(link.reach()).await.map(|opened| (Arc::clone(&link), opened));
             if let Err(Ok((link, _))) = sender.send(outcome)
                 && let Some(owed) = link.end(Ending::Delete).await
                 && notices.send((key, Notice::Owed(owed))).await.is_err()
@@ -77,9 +116,13 @@ impl Link {
 
     /// Takes up the instance of an earlier worker, without any traffic: the first use resumes it.
     ///
-    /// Without a record an HTTP server counts as not opened yet (it was down at `initialize`), and is opened at the
-    /// first use. A record that was made for another definition of the server is dropped with an owed delete (U2).
-    /// `held` is the child that the keeper kept for the session, found by [`parse_label`](crate::parse_label).
+    /// If the client had confirmed its session and nothing of the instance is left, the next one is told as
+    /// [`Notice::Remade`], never as the first (U6). A record that was made for another definition of the server is
+    /// dropped with an owed delete (U2). `held` is the child that the keeper kept for the session, found by
+    /// [`parse_label`](crate::parse_label). An instance that is not known to have been told `initialized` is told before
+    /// the next use, perhaps for the second time.
+    ///
+    /// A session whose server was never reached has left nothing either: it is [`lazy`](Self::lazy) again.
     ///
     /// Must be called within a tokio runtime.
     pub fn restore(
@@ -90,10 +133,7 @@ impl Link {
         held: Option<Held>,
         notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Arc<Self> {
-        Arc::new(Self(match &server.reach {
-            Reach::Http { .. } => Way::Http(Http::new(upstreams, server, handshake, record, notices)),
-            Reach::Child { .. } => Way::Child(Child::new(upstreams, server, handshake, (record, held), notices)),
-        }))
+        Self::new(upstreams, server, handshake, Some((record, held)), notices)
     }
 
     /// The client has said `initialized`: the server is told so, once per upstream session or child.
@@ -191,25 +231,23 @@ impl Link {
 
     /// Remembers the log level that the server has accepted, to set it again after a loss.
     pub fn remember_level(&self, level: Box<str>) {
-        match &self.0 {
-            Way::Http(http) => http.remember_level(level),
-            Way::Child(child) => child.remember_level(level),
-        }
+        self.remember(Setting::Level(level));
     }
 
     /// Remembers that the server has accepted a subscription to `uri`.
     pub fn remember_subscription(&self, uri: Box<str>) {
-        match &self.0 {
-            Way::Http(http) => http.remember_subscription(uri),
-            Way::Child(child) => child.remember_subscription(uri),
-        }
+        self.remember(Setting::Subscribed(uri));
     }
 
     /// Forgets a subscription that the server has accepted the end of.
     pub fn forget_subscription(&self, uri: &str) {
+        self.remember(Setting::Unsubscribed(uri.into()));
+    }
+
+    fn remember(&self, setting: Setting) {
         match &self.0 {
-            Way::Http(http) => http.forget_subscription(uri),
-            Way::Child(child) => child.forget_subscription(uri),
+            Way::Http(http) => http.remember(setting),
+            Way::Child(child) => child.remember(setting),
         }
     }
 }

@@ -25,7 +25,7 @@ pub enum Notice {
         /// Whether its lists are still what the client was told.
         lists: ListsChanged,
     },
-    /// A server that was down when the session began has answered now (U8).
+    /// The link is open for the first time. Of interest to a session whose `initialize` was answered for the server (U8).
     Opened(Opened),
 }
 

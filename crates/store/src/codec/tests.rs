@@ -52,6 +52,7 @@ fn resume() -> ResumeRecord {
         initialize_result: Bytes::from_static(b"{}"),
         log_level: Some("debug".into()),
         subscriptions: BTreeSet::from(["a:1".into(), "b:2".into()]),
+        told: true,
         last_event_id: None,
         saved_at: Timestamp::from_unix_millis(1),
         used_at: Timestamp::from_unix_millis(2),
@@ -108,7 +109,7 @@ fn shown(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn the_layout_of_version_1_is_frozen() {
+fn the_layout_of_each_version_is_frozen() {
     let golden = [
         (
             encode_session(&session()),
@@ -125,9 +126,9 @@ fn the_layout_of_version_1_is_frozen() {
         ),
         (
             encode_resume(&resume()),
-            "<03><01><a1*32><00><00><00><07>tickets<00><00><00><0d>https://x/mcp<f1*32><01><00><00>\
+            "<03><02><a1*32><00><00><00><07>tickets<00><00><00><0d>https://x/mcp<f1*32><01><00><00>\
              <00><04>up-1<00><00><00><0a>2025-11-25<00><00><00><02>{}<01><00><00><00><05>debug<00>\
-             <00><00><02><00><00><00><03>a:1<00><00><00><03>b:2<00*8><01><00*7><02><02><00><00><00>\
+             <00><00><02><00><00><00><03>a:1<00><00><00><03>b:2<01><00*8><01><00*7><02><02><00><00><00>\
              <05><01><00><00><00><03>404",
         ),
         (
@@ -144,6 +145,16 @@ fn the_layout_of_version_1_is_frozen() {
     for (body, expected) in golden {
         assert_eq!(shown(&body), expected);
     }
+}
+
+/// The first version of a resume record has all but `told`.
+#[test]
+fn u1_a_resume_record_of_version_1_is_read_as_one_whose_server_was_not_told() {
+    let mut body = encode_resume(&resume());
+    let told = body.windows(4).position(|window| window == b"b:2\x01").expect("it is there") + 3;
+    body.remove(told);
+    body[1] = 1;
+    assert_eq!(decode_resume(&body), Ok(ResumeRecord { told: false, ..resume() }));
 }
 
 #[test]
@@ -196,8 +207,8 @@ fn a_body_is_read_whole_and_as_what_it_is() {
 #[test]
 fn a_later_version_is_told_from_damage() {
     for (kind, mut body) in bodies().into_iter().enumerate() {
-        body[1] = 2;
-        assert_eq!(refusals(&body)[kind], Some(Malformed::Future { version: 2 }));
+        body[1] += 1;
+        assert_eq!(refusals(&body)[kind], Some(Malformed::Future { version: body[1] }));
         body[1] = 0;
         assert_eq!(refusals(&body)[kind], Some(Malformed::Damaged));
     }
@@ -289,6 +300,7 @@ proptest! {
         initialize_result: Vec<u8>,
         numbers: [u64; 2],
         remade_count: u32,
+        told: bool,
     ) {
         let option = |index: usize| options[index].map(|number| number.to_string().into_boxed_str());
         let record = ResumeRecord {
@@ -303,14 +315,15 @@ proptest! {
             saved_at: Timestamp::from_unix_millis(numbers[0]),
             used_at: Timestamp::from_unix_millis(numbers[1]),
             remade_count,
+            told,
             ..resume()
         };
         prop_assert_eq!(decode_resume(&encode_resume(&record)), Ok(record));
     }
 
     #[test]
-    fn reading_junk_never_panics_nor_allocates_what_it_claims(kind in 1_u8..7, junk: Vec<u8>) {
-        let body = [&[kind, VERSION], junk.as_slice()].concat();
+    fn reading_junk_never_panics_nor_allocates_what_it_claims(kind in 1_u8..7, version in 1_u8..3, junk: Vec<u8>) {
+        let body = [&[kind, version], junk.as_slice()].concat();
         let _ = refusals(&body);
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainstay_core::call::RoutedId;
 use mainstay_core::wire::envelope::{self, Envelope, Kind};
-use mainstay_keeper::client::{ChildEvent, Custody, Held, WriteError};
+use mainstay_keeper::client::{ChildEvent, Custody, WriteError};
 use mainstay_keeper::{ChildId, Exit};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -379,22 +379,6 @@ impl Drop for Waiting {
     }
 }
 
-/// Ends a process that nobody will use, and has the keeper forget it.
-pub(super) async fn dismiss(custody: Custody, mut held: Held, grace: Duration) {
-    custody.stop(held.child, grace).await;
-    let ended = tokio::time::timeout(DISMISS_BOUND + 2 * grace, async {
-        while let Some(event) = held.events.recv().await {
-            if let ChildEvent::Exited(_) = event {
-                return;
-            }
-        }
-    });
-    if ended.await.is_err() {
-        tracing::warn!(child = %held.child, "a child of an earlier definition did not end in time");
-    }
-    custody.forget(held.child).await;
-}
-
 /// Between two rounds of acknowledgements.
 const ACKNOWLEDGE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -406,9 +390,6 @@ const EDGE_BYTES: usize = 4096;
 
 /// How much of a stray line is logged.
 const LOGGED_BYTES_MAX: usize = 200;
-
-/// How long a child that is not wanted may take to end, beyond its grace.
-const DISMISS_BOUND: Duration = Duration::from_secs(10);
 
 /// How long a reply to the child may wait for its stdin.
 const REPLY_BOUND: Duration = Duration::from_secs(10);

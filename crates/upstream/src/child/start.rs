@@ -19,15 +19,6 @@ use crate::task;
 use crate::upstreams::Upstreams;
 use crate::wire::{self, lock};
 
-/// Who wants the process.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Beginning {
-    /// The client initializes.
-    Asked,
-    /// Something is to be sent.
-    Used,
-}
-
 impl Child {
     /// The process, started or made ready first if need be.
     pub(super) async fn running(self: &Arc<Self>) -> Result<Arc<Running>, Failure> {
@@ -40,28 +31,29 @@ impl Child {
                 return Ok(running);
             }
         }
-        self.establish(Beginning::Used).await
+        self.establish().await
     }
 
     /// Starts a process, once for all who ask. The work is a task of its own: a caller that goes away in the middle must
     /// not leave a process behind that was told half of its handshake.
-    pub(super) async fn establish(self: &Arc<Self>, beginning: Beginning) -> Result<Arc<Running>, Failure> {
+    async fn establish(self: &Arc<Self>) -> Result<Arc<Running>, Failure> {
         let this = Arc::clone(self);
         let task = task::spawn(async move {
             let found = || ready(&lock(&this.state));
-            this.flight.join(found, Box::pin(this.make(beginning))).await
+            this.flight.join(found, Box::pin(this.make())).await
         });
         // The task ends early only with the runtime.
         task.await.unwrap_or_else(|_| Err(self.over()))
     }
 
-    async fn make(self: &Arc<Self>, beginning: Beginning) -> Result<Arc<Running>, Failure> {
+    async fn make(self: &Arc<Self>) -> Result<Arc<Running>, Failure> {
         if let Some(running) = self.alive() {
             // Only `initialized` is missing.
-            return match self.say_initialized(&running).await {
-                Ok(()) => Ok(running),
-                Err(_) => Err(self.unreachable("its process has just ended".into())),
-            };
+            let said = timeout(self.server().handshake_bound, self.say_initialized(&running)).await;
+            let said = said.map_err(|_| self.unreachable("its process does not read what it is told".into()))?;
+            said.map_err(|_| self.unreachable("its process has just ended".into()))?;
+            self.tell_record().await;
+            return Ok(running);
         }
         let Some(custody) = self.upstreams.parts.custody.clone() else {
             return Err(self.unreachable("there is no keeper".into()));
@@ -85,7 +77,7 @@ impl Child {
         let shaken = timeout_at(deadline, self.shake_hands(&running, &params)).await;
         let hung = || self.unreachable("it did not finish its handshake in time".into());
         match shaken.map_err(|_| hung()).and_then(|shaken| shaken) {
-            Ok((opened, lists)) => self.install((running, pump), beginning, opened, (reason, lists)).await,
+            Ok((opened, lists)) => self.install((running, pump), opened, (reason, lists)).await,
             Err(failure) => {
                 lock(&self.state).failures += 1;
                 custody.stop(running.id, self.server().stop_grace).await;
@@ -118,11 +110,8 @@ impl Child {
                 }
                 // The record of a process that nobody holds any more.
                 None => {
-                    let reason = match (state.kept.take_stale(), state.kept.opened.is_some()) {
-                        (true, _) => Some("the definition of the server has changed".to_owned()),
-                        (false, true) => Some("its process ended with the gateway".to_owned()),
-                        (false, false) => None,
-                    };
+                    let recorded = state.kept.opened.is_some().then_some("its process ended with the gateway");
+                    let reason = state.kept.loss().or(recorded).map(str::to_owned);
                     (reason, spawn::respawn_pause(state.failures))
                 }
             }
@@ -232,7 +221,6 @@ impl Child {
     async fn install(
         &self,
         (running, pump): (Arc<Running>, tokio::task::AbortHandle),
-        beginning: Beginning,
         opened: Opened,
         (reason, lists): (Option<String>, ListsChanged),
     ) -> Result<Arc<Running>, Failure> {
@@ -252,25 +240,25 @@ impl Child {
             running.custody.stop(running.id, self.server().stop_grace).await;
             return Err(self.over());
         }
-        self.announce(beginning, opened, reason, lists).await;
+        self.announce(opened, reason, lists).await;
         Ok(running)
     }
 
-    async fn announce(&self, beginning: Beginning, opened: Opened, reason: Option<String>, lists: ListsChanged) {
+    async fn announce(&self, opened: Opened, reason: Option<String>, lists: ListsChanged) {
+        self.tell_record().await;
+        let Some(reason) = reason else {
+            self.notices.tell(Notice::Opened(opened)).await;
+            return;
+        };
+        Upstreams::count(&self.upstreams.counters.remade);
+        let key = lock(&self.state).kept.handshake.key;
+        tracing::info!(server = %self.server().name, session = ?key, reason, "child made again");
+        self.notices.tell(Notice::Remade { reason: reason.into(), lists }).await;
+    }
+
+    async fn tell_record(&self) {
         if let Some(record) = self.record() {
             self.notices.tell(Notice::Record(Box::new(record))).await;
-        }
-        match reason {
-            Some(reason) => {
-                Upstreams::count(&self.upstreams.counters.remade);
-                let key = lock(&self.state).kept.handshake.key;
-                tracing::info!(server = %self.server().name, session = ?key, reason, "child made again");
-                self.notices.tell(Notice::Remade { reason: reason.into(), lists }).await;
-            }
-            None if beginning == Beginning::Used => {
-                self.notices.tell(Notice::Opened(opened)).await;
-            }
-            None => {}
         }
     }
 }

@@ -19,8 +19,6 @@ use crate::wire::{self, lock};
 
 /// Why a session is wanted.
 pub(super) enum Cause {
-    /// The client initializes.
-    Begin,
     /// Something is to be sent, and there is none yet, or it has not been told `initialized`.
     Use,
     /// The server does not know this one any more.
@@ -59,7 +57,7 @@ impl Http {
             let found = || {
                 let state = lock(&this.state);
                 match &cause {
-                    Cause::Begin | Cause::Use => ready(&state),
+                    Cause::Use => ready(&state),
                     Cause::Lost(lost, _) => ready(&state).filter(|session| !Arc::ptr_eq(session, lost)),
                 }
             };
@@ -70,26 +68,30 @@ impl Http {
     }
 
     async fn make(self: &Arc<Self>, cause: &Cause) -> Result<Arc<Session>, Failure> {
-        let (params, confirmed, existing) = {
+        let (params, existing) = {
             let state = lock(&self.state);
             if state.kept.ended {
                 return Err(self.ended());
             }
-            (state.kept.handshake.params.clone(), state.kept.handshake.confirmed, state.session.clone())
+            (state.kept.handshake.params.clone(), state.session.clone())
         };
-        let mut reason = match (cause, existing) {
-            (Cause::Begin | Cause::Use, Some(session)) => match self.say_initialized_in_time(&session).await {
-                Ok(()) => return Ok(session),
+        let reason = match (cause, existing) {
+            (Cause::Use, Some(session)) => match self.say_initialized_in_time(&session).await {
+                Ok(()) => {
+                    self.tell_record().await;
+                    return Ok(session);
+                }
                 Err(Step::SessionLost { reason, .. }) => Some(format!("the server answered {reason} to its session")),
                 Err(step) => return Err(self.failure_of(step)),
             },
-            (Cause::Begin | Cause::Use, None) => None,
+            (Cause::Use, None) => lock(&self.state).kept.loss().map(str::to_owned),
             (Cause::Lost(_, reason), _) => Some(format!("the server answered {reason} to its session")),
         };
         let bound = self.server().handshake_bound;
         let hung = || self.unreachable("it did not answer `initialize` in time".into());
         let (opened, id) = timeout(bound, self.initialize(&params)).await.map_err(|_| hung())??;
         let session = Arc::new(Session::new(id, &opened.version, false));
+        let confirmed = lock(&self.state).kept.handshake.confirmed;
         if confirmed && let Err(step) = self.say_initialized_in_time(&session).await {
             self.discard(&session).await;
             return Err(self.failure_of(step));
@@ -101,14 +103,11 @@ impl Http {
             }
             false => ListsChanged::Unknown,
         };
-        if reason.is_none() && lock(&self.state).kept.take_stale() {
-            reason = Some("the definition of the server has changed".to_owned());
-        }
         if !self.install(&session, &opened, reason.as_deref()) {
             self.discard(&session).await;
             return Err(self.ended());
         }
-        self.announce(cause, opened, reason, lists).await;
+        self.announce(opened, reason, lists).await;
         Ok(session)
     }
 
@@ -215,19 +214,22 @@ impl Http {
         true
     }
 
-    async fn announce(&self, cause: &Cause, opened: Opened, reason: Option<String>, lists: ListsChanged) {
+    async fn announce(&self, opened: Opened, reason: Option<String>, lists: ListsChanged) {
         self.renewed.notify_waiters();
+        self.tell_record().await;
+        let Some(reason) = reason else {
+            self.notices.tell(Notice::Opened(opened)).await;
+            return;
+        };
+        Upstreams::count(&self.upstreams.counters.remade);
+        let key = lock(&self.state).kept.handshake.key;
+        tracing::info!(server = %self.server().name, session = ?key, reason, "upstream session made again");
+        self.notices.tell(Notice::Remade { reason: reason.into(), lists }).await;
+    }
+
+    async fn tell_record(&self) {
         if let Some(record) = self.record() {
             self.notices.tell(Notice::Record(Box::new(record))).await;
-        }
-        if let Cause::Use = cause {
-            self.notices.tell(Notice::Opened(opened)).await;
-        }
-        if let Some(reason) = reason {
-            Upstreams::count(&self.upstreams.counters.remade);
-            let key = lock(&self.state).kept.handshake.key;
-            tracing::info!(server = %self.server().name, session = ?key, reason, "upstream session made again");
-            self.notices.tell(Notice::Remade { reason: reason.into(), lists }).await;
         }
     }
 
