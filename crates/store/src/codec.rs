@@ -414,9 +414,7 @@ impl<'a> Reader<'a> {
             [found, version, ..] if *found == kind as u8 && *version > kind.version() => {
                 Err(Malformed::Future { version: *version })
             }
-            [found, version, rest @ ..] if *found == kind as u8 && *version > 0 => {
-                Ok(Self { rest, version: *version })
-            }
+            [found, version, rest @ ..] if *found == kind as u8 && *version > 0 => Ok(Self { rest, version: *version }),
             _ => Err(Malformed::Damaged),
         }
     }

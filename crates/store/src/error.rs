@@ -94,6 +94,10 @@ pub enum StoreError {
     /// Anything else; it may be over soon.
     #[error("the ledger is unavailable")]
     Unavailable(#[source] Cause),
+    /// The keys were rotated since they were loaded: this process can't read what is written now, and has to load them
+    /// again before it begins an epoch.
+    #[error("the ledger's keys were rotated since they were loaded")]
+    OtherKeys,
 }
 
 /// Why a commit failed. Nothing of it has changed.

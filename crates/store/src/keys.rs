@@ -102,12 +102,12 @@ impl Keyring {
     ///
     /// # Errors
     ///
-    /// Any [`KeyError`] but [`Missing`](KeyError::Missing).
+    /// Any [`KeyError`] but [`Missing`](KeyError::Missing); nothing is stored then.
     pub fn load_or_create(dir: &Path, entropy: &mut dyn FnMut(&mut [u8])) -> Result<Self, KeyError> {
         files::prepare_dir(dir)?;
         match Self::load(dir) {
             Err(KeyError::Missing { .. }) => {
-                files::write(dir, FIRST_KEY_ID, &drawn(entropy))?;
+                files::write(dir, FIRST_KEY_ID, &drawn(entropy)?)?;
                 Self::load(dir)
             }
             outcome => outcome,
@@ -133,13 +133,15 @@ impl Keyring {
     /// As [`load`](Self::load).
     pub fn rotate(dir: &Path, entropy: &mut dyn FnMut(&mut [u8])) -> Result<Self, KeyError> {
         let newest_id = Self::load(dir)?.newest_id;
-        files::write(dir, newest_id.saturating_add(1), &drawn(entropy))?;
+        files::write(dir, newest_id.saturating_add(1), &drawn(entropy)?)?;
         Self::load(dir)
     }
 
     /// A keyring of one key that is stored nowhere, for ledgers that are in memory only.
     pub fn ephemeral(entropy: &mut dyn FnMut(&mut [u8])) -> Self {
-        Self { newest_id: FIRST_KEY_ID, newest: Pair::new(&drawn(entropy)), older: BTreeMap::new() }
+        let mut secret = [0; SECRET_BYTES];
+        entropy(&mut secret);
+        Self { newest_id: FIRST_KEY_ID, newest: Pair::new(&secret), older: BTreeMap::new() }
     }
 
     /// The key under which the session of `id` is stored: its SHA-256 (S3). The same with every keyring, so that no
@@ -235,10 +237,11 @@ impl Pair {
 /// The secret of one key: 32 bytes for HMAC-SHA256, 32 bytes for AES-256-GCM.
 type Secret = [u8; SECRET_BYTES];
 
-fn drawn(entropy: &mut dyn FnMut(&mut [u8])) -> Secret {
+/// A secret that is to be stored. Zeros are what a generator leaves that has failed.
+fn drawn(entropy: &mut dyn FnMut(&mut [u8])) -> Result<Secret, KeyError> {
     let mut secret = [0; SECRET_BYTES];
     entropy(&mut secret);
-    secret
+    if secret == [0; SECRET_BYTES] { Err(KeyError::NoEntropy) } else { Ok(secret) }
 }
 
 fn mac(signing: &hmac::Key, purpose: Purpose, key: &[u8], body: &[u8]) -> [u8; 32] {
@@ -284,6 +287,9 @@ pub enum KeyError {
         /// Its owner's number.
         owner: u32,
     },
+    /// The generator gave nothing but zeros.
+    #[error("no random numbers for a new key")]
+    NoEntropy,
     /// The operating system refused.
     #[error("can't {attempt} `{path}`")]
     Io {
@@ -424,6 +430,25 @@ mod tests {
         fs::remove_file(&file).expect("removed");
         assert!(matches!(Keyring::load(&dir), Err(KeyError::Missing { .. })));
         assert!(!file.exists());
+    }
+
+    #[test]
+    fn s14_a_key_of_zeros_is_never_stored() {
+        let home = tempfile::tempdir().expect("a directory");
+        let dir = home.path().join("keys");
+        assert!(matches!(Keyring::load_or_create(&dir, &mut |_| {}), Err(KeyError::NoEntropy)));
+        assert!(matches!(Keyring::load(&dir), Err(KeyError::Missing { .. })));
+    }
+
+    #[test]
+    fn s14_a_keyring_knows_which_key_of_another_it_lacks() {
+        let home = tempfile::tempdir().expect("a directory");
+        let dir = home.path().join("keys");
+        let mut entropy = entropy();
+        let old = Keyring::load_or_create(&dir, &mut entropy).expect("made");
+        let new = Keyring::rotate(&dir, &mut entropy).expect("rotated");
+        assert_eq!((new.lost_of(&old), new.lost_of(&new), old.lost_of(&new)), (None, None, Some(2)));
+        assert_eq!(new.lost_of(&Keyring::ephemeral(&mut entropy)), Some(1), "the same number, another key");
     }
 
     #[test]

@@ -13,6 +13,8 @@ mod error;
 pub mod keys;
 mod memory;
 mod migrate;
+#[cfg(test)]
+mod mishap;
 mod private;
 mod rows;
 mod sqlite;

@@ -49,6 +49,8 @@ impl MemoryStore {
     }
 
     pub(crate) fn commit(&self, writes: Vec<Write>) -> Result<(), CommitError> {
+        #[cfg(test)]
+        crate::mishap::refused()?;
         let own = *lock(&self.own);
         let mut tables = lock(&self.tables);
         fence(own, tables.epoch)?;

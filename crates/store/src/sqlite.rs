@@ -217,3 +217,10 @@ fn start(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()
 /// How many jobs wait for the writer. A commit that finds more waits; a hint is dropped.
 pub(crate) const JOBS_QUEUED_MAX: usize = 8192;
 const READS_QUEUED_MAX: usize = 8192;
+
+/// The statements whose plans a test looks at.
+#[cfg(test)]
+pub(crate) mod statements {
+    pub(crate) use super::apply::PURGE_AUDIT;
+    pub(crate) use super::reader::{AUDIT, BY_DEADLINE, BY_PRINCIPAL, DRAINING, OWED, candidates_sql};
+}

@@ -1,6 +1,11 @@
 //! What every backend must do: one suite, run on memory and on SQLite.
 
 mod faults;
+mod histories;
+mod keys;
+mod life;
+mod plans;
+mod queries;
 mod rules;
 mod sqlite;
 
@@ -127,6 +132,12 @@ fn ledgers() -> (tempfile::TempDir, [Store; 2]) {
     let home = tempfile::tempdir().unwrap();
     let places = [Place::Memory, Place::Sqlite(home.path().join("ledger.db"))];
     (home, places.map(|place| Store::open(place, ring()).unwrap()))
+}
+
+/// A directory for what ends processes many times over: in memory, where the machine has such a place, for there an
+/// fsync costs nothing. What it shows is of processes, not of power.
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 /// Runs `test` on each kind of ledger, in its first epoch.

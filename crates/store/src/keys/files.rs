@@ -38,24 +38,40 @@ pub(super) fn read(dir: &Path) -> Result<BTreeMap<u32, Secret>, KeyError> {
 pub(super) fn write(dir: &Path, id: u32, secret: &Secret) -> Result<(), KeyError> {
     let path = dir.join(file_name(id));
     let draft = dir.join(format!("{}.new", file_name(id)));
+    reached("key: begun");
     // A draft can only be what an earlier attempt left when it was cut short.
     match fs::remove_file(&draft) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io("remove", &draft)(error)),
         Ok(()) | Err(_) => {}
     }
+    reached("key: no draft");
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(private::FILE_MODE)
         .open(&draft)
         .map_err(io("create", &draft))?;
-    file.write_all(&framed(secret)).and_then(|()| file.sync_all()).map_err(io("write", &draft))?;
+    reached("key: draft made");
+    file.write_all(&framed(secret)).map_err(io("write", &draft))?;
+    reached("key: draft written");
+    file.sync_all().map_err(io("sync", &draft))?;
+    reached("key: draft durable");
     // A key is never replaced. Only the owner of the state directory's lock comes here, so there is no race.
     if path.try_exists().map_err(io("look at", &path))? {
         return Err(io("create", &path)(std::io::ErrorKind::AlreadyExists.into()));
     }
     fs::rename(&draft, &path).map_err(io("rename", &draft))?;
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync", dir))
+    reached("key: named");
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync", dir))?;
+    reached("key: name durable");
+    Ok(())
+}
+
+/// A step of writing a key, between any two of which the process may end.
+fn reached(step: &str) {
+    #[cfg(test)]
+    crate::mishap::reached(step);
+    let _ = step;
 }
 
 fn read_one(path: &Path) -> Result<Secret, KeyError> {

@@ -280,6 +280,6 @@ const STALE: &str = "SELECT key, key_id, sealed FROM resumes
 const PURGE_OWED: &str = "DELETE FROM owed WHERE id IN
     (SELECT id FROM owed WHERE next_at = ?1 AND owed_at <= ?2 LIMIT ?3)";
 // Entries come in the order of their numbers, without gaps, so the oldest and surplus ones are at the beginning.
-const PURGE_AUDIT: &str = "DELETE FROM audit WHERE id IN
+pub(crate) const PURGE_AUDIT: &str = "DELETE FROM audit WHERE id IN
     (SELECT id FROM (SELECT id, at FROM audit ORDER BY id LIMIT ?3)
      WHERE at <= ?1 OR id <= (SELECT max(id) FROM audit) - ?2)";

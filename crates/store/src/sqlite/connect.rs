@@ -93,16 +93,21 @@ fn examine(connection: &Connection, path: &Path) -> Result<(), OpenError> {
 /// Checks that the ledger and the keyring belong together. Otherwise every row would look tampered with.
 fn agree(connection: &Connection, path: &Path, ring: &Keyring) -> Result<(), OpenError> {
     let failed = |error| failed("examine", path)(error);
-    let stored: Option<Vec<u8>> = meta(connection, KEYS).map_err(failed)?;
-    if let Some(stored) = stored {
-        let other = || OpenError::OtherKeys { path: path.to_owned() };
-        let signature = signature(&stored).ok_or_else(other)?;
-        ring.verify(Purpose::Ledger, b"", LEDGER_PROOF, &signature).map_err(|_| other())?;
-        if stored == proof(ring) {
-            return Ok(());
-        }
+    if !belongs(connection, ring).map_err(failed)? {
+        return Err(OpenError::OtherKeys { path: path.to_owned() });
     }
-    set_meta(connection, KEYS, &proof(ring)).map_err(failed)
+    let (stored, current) = (meta::<Vec<u8>>(connection, KEYS).map_err(failed)?, proof(ring));
+    if stored.as_ref() == Some(&current) {
+        return Ok(());
+    }
+    set_meta(connection, KEYS, &current).map_err(failed)
+}
+
+/// Whether the ledger's newest key is in `ring`. One that was never written to belongs to everybody.
+pub(super) fn belongs(connection: &Connection, ring: &Keyring) -> rusqlite::Result<bool> {
+    let verifies = |signature| ring.verify(Purpose::Ledger, b"", LEDGER_PROOF, &signature).is_ok();
+    let stored: Option<Vec<u8>> = meta(connection, KEYS)?;
+    Ok(stored.is_none_or(|stored| signature(&stored).is_some_and(verifies)))
 }
 
 /// What shows that a ledger belongs to `ring`.

@@ -19,7 +19,12 @@ impl Database {
     /// Executes `sql`. How many rows it changed.
     pub(super) fn execute(&self, sql: &str, params: impl Params) -> rusqlite::Result<usize> {
         self.counted();
-        self.connection.prepare_cached(sql)?.execute(params)
+        #[cfg(test)]
+        crate::mishap::before(sql, &self.connection)?;
+        let changed = self.connection.prepare_cached(sql)?.execute(params)?;
+        #[cfg(test)]
+        crate::mishap::after(sql);
+        Ok(changed)
     }
 
     /// The first row that `sql` gives.

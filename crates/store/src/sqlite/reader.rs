@@ -90,15 +90,18 @@ impl Reader {
 
     /// The next rows of `page` among at most [`CHUNK_ROWS_MAX`] ids, so that other readers get their turn in between.
     pub(super) fn list(&mut self, page: &Page) -> rusqlite::Result<Chunk> {
-        let keys = self.keys_after(page)?;
+        let candidates = self.candidates(page)?;
         let mut chunk = Chunk { rows: Vec::new(), reached: None };
-        let full = keys.len() == CHUNK_ROWS_MAX;
-        for key in keys {
-            let stored = self.find(key)?;
+        if candidates.len() == CHUNK_ROWS_MAX {
+            chunk.reached = candidates.last().map(|(key, _)| *key);
+        }
+        for (key, _) in candidates.into_iter().filter(|(_, wanted)| *wanted) {
+            // An id with a row in both tables comes twice.
+            let again = chunk.rows.last().is_some_and(|listed: &Listed| listed.key == key);
+            let stored = if again { Stored::Absent } else { self.find(key)? };
             if page.filter.wants(&stored) {
                 chunk.rows.push(Listed { key, stored, resume: self.resume_record(key)?.map(Into::into) });
             }
-            chunk.reached = full.then_some(key);
             if chunk.rows.len() == page.rows() {
                 chunk.reached = None;
                 break;
@@ -200,8 +203,8 @@ impl Reader {
         Ok(found)
     }
 
-    /// The keys after those of the page before whose columns say what the page asks for.
-    fn keys_after(&self, page: &Page) -> rusqlite::Result<Vec<SessionKey>> {
+    /// The keys after those of the page before, and whether their columns say what the page asks for.
+    fn candidates(&self, page: &Page) -> rusqlite::Result<Vec<(SessionKey, bool)>> {
         let Filter { server, principal, agent, .. } = &page.filter;
         let after = page.after.map_or(Vec::new(), |key| key.as_bytes().to_vec());
         let limit = column(CHUNK_ROWS_MAX as u64);
@@ -211,7 +214,9 @@ impl Reader {
         principal.iter().for_each(|principal| values.push(principal));
         agent.iter().for_each(|agent| values.push(agent));
         let bounds = Bounds { limit: CHUNK_ROWS_MAX, scanned: CHUNK_ROWS_MAX };
-        self.database.some(&keys_sql(&page.filter), values.as_slice(), bounds, |row| Ok(key_column(row, 0)))
+        self.database.some(&candidates_sql(&page.filter), values.as_slice(), bounds, |row| {
+            Ok(key_column(row, 0).zip(row.get(1).ok()))
+        })
     }
 
     /// The keys from `first` on, of live and ended sessions.
@@ -260,10 +265,11 @@ pub(super) struct Chunk {
     pub(super) reached: Option<SessionKey>,
 }
 
-/// The statement that gives the keys that `filter` wants. It names what is asked for and nothing else, so that an index
-/// on it serves. Its parameters are the key to go on after, how many, and the texts in the order of their fields.
-fn keys_sql(filter: &Filter) -> String {
-    let mut wanted = String::from("key > ?1 AND length(key) = 32");
+/// The statement that goes through the keys and says of each whether `filter` wants it. What an index serves narrows the
+/// keys; everything else is looked at in their rows, so that no statement looks at more than a chunk of them. Its
+/// parameters are the key to go on after, how many, and the texts in the order of their fields.
+pub(crate) fn candidates_sql(filter: &Filter) -> String {
+    let (mut narrowed, mut wanted) = (String::from("key > ?1 AND length(key) = 32"), String::from("1"));
     let texts = [
         ("server", filter.server.is_some()),
         ("principal", filter.principal.is_some()),
@@ -271,17 +277,22 @@ fn keys_sql(filter: &Filter) -> String {
     ];
     let asked = texts.into_iter().filter(|(_, asked)| *asked).map(|(column, _)| column);
     for (column, number) in asked.zip(3..) {
-        wanted += &format!(" AND {column} = ?{number}");
+        let clause = if column == "principal" { &mut narrowed } else { &mut wanted };
+        *clause += &format!(" AND {column} IS ?{number}");
     }
-    // A number in the text lets the planner see that a partial index covers it.
-    filter.state.iter().for_each(|state| wanted += &format!(" AND state = {}", state_number(*state)));
+    if let Some(state) = filter.state {
+        // A number in the text lets the planner see that a partial index covers it.
+        let clause = if state == State::Draining { &mut narrowed } else { &mut wanted };
+        *clause += &format!(" AND state = {}", state_number(state));
+    }
     let tables: &[&str] = match filter.state.map(State::is_ended) {
         None => &["sessions", "tombstones"],
         Some(false) => &["sessions"],
         Some(true) => &["tombstones"],
     };
-    let parts: Vec<_> = tables.iter().map(|table| format!("SELECT key FROM {table} WHERE {wanted}")).collect();
-    format!("{} ORDER BY key LIMIT ?2", parts.join(" UNION "))
+    let part = |table| format!("SELECT key, {wanted} AS wanted FROM {table} WHERE {narrowed}");
+    let parts: Vec<_> = tables.iter().map(part).collect();
+    format!("{} ORDER BY key LIMIT ?2", parts.join(" UNION ALL "))
 }
 
 /// The key in column `index`; none if it is no key.
@@ -318,19 +329,19 @@ const SESSION: &str =
     FROM sessions WHERE key = ?1";
 const TOMBSTONE: &str = "SELECT state, server, principal, agent, key_id, mac, body FROM tombstones WHERE key = ?1";
 const RESUME: &str = "SELECT key_id, sealed FROM resumes WHERE key = ?1";
-const BY_DEADLINE: &str =
+pub(crate) const BY_DEADLINE: &str =
     "SELECT state, server, principal, agent, generation, deadline, seen_at, confirmed, key_id, mac,
         body, key
     FROM sessions WHERE deadline <= ?1 AND NOT EXISTS (SELECT 1 FROM tombstones WHERE tombstones.key = sessions.key)
     ORDER BY deadline";
-const DRAINING: &str = "SELECT key FROM sessions WHERE state = 2";
+pub(crate) const DRAINING: &str = "SELECT key FROM sessions WHERE state = 2";
 const KEYS: &str = "SELECT key FROM sessions WHERE key >= ?1 UNION SELECT key FROM tombstones WHERE key >= ?1
     ORDER BY key LIMIT ?2";
-const BY_PRINCIPAL: &str = "SELECT principal, count(*) FROM sessions GROUP BY principal";
-const AUDIT: &str = "SELECT id, at, action, session, key_id, mac, body FROM audit
+pub(crate) const BY_PRINCIPAL: &str = "SELECT principal, count(*) FROM sessions GROUP BY principal";
+pub(crate) const AUDIT: &str = "SELECT id, at, action, session, key_id, mac, body FROM audit
     WHERE id < ?1 AND (?2 IS NULL OR session = ?2) AND (?3 IS NULL OR action = ?3) ORDER BY id DESC";
 const COUNT: &str = "SELECT count(*) FROM sessions";
-const OWED: &str = "SELECT id, server, key_id, sealed FROM owed WHERE next_at <= ?1 ORDER BY next_at, id";
+pub(crate) const OWED: &str = "SELECT id, server, key_id, sealed FROM owed WHERE next_at <= ?1 ORDER BY next_at, id";
 const OWED_ONE: &str = "SELECT id, server, key_id, sealed FROM owed WHERE id = ?1";
 const CARD: &str = "SELECT key_id, sealed FROM cards WHERE server = ?1";
 /// More drains than that are not under way at once.

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
 use super::apply::Refused;
+use super::connect;
 use super::database::Database;
 use crate::counters::count;
 use crate::error::{Cause, CommitError, StoreError};
@@ -93,7 +94,7 @@ impl Writer {
         match job {
             Job::Write(batched) => self.commit(vec![batched]),
             Job::Epoch { now, nonce, reply } => {
-                let _ = reply.send(self.begin_epoch(now, nonce).map_err(unavailable));
+                let _ = reply.send(self.begin_epoch(now, nonce));
             }
             Job::Rotate { ring, reply } => {
                 let _ = reply.send(self.rotate(ring));
@@ -109,28 +110,39 @@ impl Writer {
         }
     }
 
-    fn begin_epoch(&mut self, now: Timestamp, nonce: u64) -> rusqlite::Result<Epoch> {
-        self.set_synchronous(Synchronous::Full)?;
-        self.database.execute(BEGIN, [])?;
-        let begun = self.next_epoch(now, nonce);
-        let epoch = self.conclude(begun)?;
+    fn begin_epoch(&mut self, now: Timestamp, nonce: u64) -> Result<Epoch, StoreError> {
+        self.begin(Synchronous::Full).map_err(unavailable)?;
+        let epoch = match self.next_epoch(now, nonce) {
+            Ok(epoch) => epoch,
+            Err(error) => {
+                self.roll_back();
+                return Err(error);
+            }
+        };
+        self.conclude(Ok(())).map_err(unavailable)?;
         self.own = Some(epoch);
         Ok(epoch)
     }
 
-    fn next_epoch(&mut self, now: Timestamp, nonce: u64) -> rusqlite::Result<Epoch> {
-        self.clock = self.database.clock()?;
-        let epoch = next_epoch(self.database.epoch()?, nonce, now, self.clock);
-        self.database.set_epoch(epoch)?;
-        self.advance_clock(now)?;
+    fn next_epoch(&mut self, now: Timestamp, nonce: u64) -> Result<Epoch, StoreError> {
+        let database = &self.database;
+        // The writer before this one may have rotated the keys since the ledger was opened; once this epoch has begun it
+        // can't any more.
+        if !connect::belongs(&database.connection, &database.ring).map_err(unavailable)? {
+            return Err(StoreError::OtherKeys);
+        }
+        self.clock = database.clock().map_err(unavailable)?;
+        let former = database.epoch().map_err(unavailable)?;
+        let epoch = next_epoch(former, nonce, now, self.clock);
+        database.set_epoch(epoch).map_err(unavailable)?;
+        self.advance_clock(now).map_err(unavailable)?;
         Ok(epoch)
     }
 
     /// The ledger's proof of its keys is of the new one before anything else is. Otherwise a start with the older keys
     /// alone would pass, and take what was signed meanwhile for tampered.
     fn rotate(&mut self, ring: Arc<Keyring>) -> Outcome {
-        self.set_synchronous(Synchronous::Full).map_err(refused)?;
-        self.database.execute(BEGIN, []).map_err(refused)?;
+        self.begin(Synchronous::Full).map_err(refused)?;
         let fenced = self.database.epoch().map_err(refused).and_then(|epoch| fence(self.own, epoch));
         let told = fenced.and_then(|()| self.database.prove(&ring).map_err(refused));
         if let Err(error) = told {
@@ -173,8 +185,7 @@ impl Writer {
             Class::Hint => Synchronous::Normal,
             Class::Obligation | Class::Authority => Synchronous::Full,
         };
-        self.set_synchronous(synchronous).map_err(refused)?;
-        self.database.execute(BEGIN, []).map_err(refused)?;
+        self.begin(synchronous).map_err(refused)?;
         let (outcomes, class) = match self.inside(batch) {
             Ok(done) => done,
             Err(error) => {
@@ -263,6 +274,15 @@ impl Writer {
         }
     }
 
+    fn begin(&mut self, synchronous: Synchronous) -> rusqlite::Result<()> {
+        // A transaction that could not be rolled back would stand in the way of every later one.
+        if !self.database.connection.is_autocommit() {
+            self.roll_back();
+        }
+        self.set_synchronous(synchronous)?;
+        self.database.execute(BEGIN, []).map(|_| ())
+    }
+
     fn set_synchronous(&mut self, wanted: Synchronous) -> rusqlite::Result<()> {
         if self.synchronous != wanted {
             let sql = match wanted {
@@ -278,17 +298,20 @@ impl Writer {
 
 /// What a caller learns of an error of SQLite's.
 fn refused(error: rusqlite::Error) -> CommitError {
-    match unavailable(error) {
-        StoreError::Full(cause) => CommitError::Full(cause),
-        StoreError::Unavailable(cause) => CommitError::Unavailable(cause),
-    }
+    let (full, cause) = causal(error);
+    if full { CommitError::Full(cause) } else { CommitError::Unavailable(cause) }
 }
 
 /// As [`refused`], for what is no commit.
 pub(super) fn unavailable(error: rusqlite::Error) -> StoreError {
-    let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
-    let cause = Cause::Sqlite(std::sync::Arc::new(error));
+    let (full, cause) = causal(error);
     if full { StoreError::Full(cause) } else { StoreError::Unavailable(cause) }
+}
+
+/// The cause in `error`, and whether it is a full disk.
+fn causal(error: rusqlite::Error) -> (bool, Cause) {
+    let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
+    (full, Cause::Sqlite(Arc::new(error)))
 }
 
 /// The write lock at once, so that what is read inside is what is written upon.
