@@ -34,7 +34,7 @@ pub enum Denied {
 impl Auth {
     /// Who sends a request with these headers; none where nobody needs to prove it.
     ///
-    /// May wait for token files that are unreadable at the moment, for at most [`HOLD_MAX`](tokens::HOLD_MAX).
+    /// May wait for token files that are unreadable at the moment, for less than clients do (S13a).
     ///
     /// # Errors
     /// [`Denied`], of which only the first two are final.

@@ -17,8 +17,8 @@ use crate::runtime::Clock;
 
 /// The tokens of the configuration.
 ///
-/// A value that comes from a file is read again when an unknown token comes, at most every [`RETRY_AFTER`], and when
-/// the last reading is older than [`RENEW_AFTER`], so that an old token ends by itself. No token is kept, only hashes.
+/// Values that come from files are read again when an unknown token comes, at most every few seconds, and before use when
+/// the last reading is half a minute old, so that a replaced token ends by itself. No token is kept, only hashes.
 pub struct Tokens {
     sources: Arc<Sources>,
     clock: Clock,
@@ -262,7 +262,7 @@ const RENEW_AFTER: Duration = Duration::from_secs(30);
 /// How long reading all files may take.
 const READ_MAX: Duration = Duration::from_secs(1);
 /// How long a request is held while its token may be one that can't be read: real clients give up at 60 s (S13a).
-pub(super) const HOLD_MAX: Duration = Duration::from_secs(50);
+const HOLD_MAX: Duration = Duration::from_secs(50);
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::failure::Failure;
 use super::output::Output;
 use crate::auth::{self, TokenFault};
-use crate::config::{AuthMode, Config, DIGEST_PREFIX};
+use crate::config::{AuthMode, Config};
 use crate::runtime::entropy;
 use crate::worker::ProcessEnvironment;
 
@@ -22,7 +22,8 @@ pub(super) fn new(out: &Output) -> Result<(), Failure> {
     }
     out.line(&format!("token  {}\nhash   {}", made.token, made.hash))?;
     out.note(&format!(
-        "\nThe client sends the token: `Authorization: Bearer TOKEN`. The gateway needs its hash:\n\n[auth]\nmode = \"token\"\n\n[auth.tokens]\nNAME = \"{DIGEST_PREFIX}…\""
+        "\nThe client sends the token: `Authorization: Bearer TOKEN`. The gateway needs its hash:\n\n[auth]\nmode = \"token\"\n\n[auth.tokens]\nNAME = \"{}\"",
+        made.hash
     ));
     Ok(())
 }
