@@ -49,6 +49,7 @@ mod spawn;
 mod start;
 mod stream;
 mod table;
+mod vigil;
 
 /// One client session's way to a stdio server.
 pub(crate) struct Child {
@@ -122,7 +123,7 @@ impl Child {
 
     pub(crate) async fn call(self: &Arc<Self>, call: Call) -> Result<Answer, Failure> {
         let waiting = self.place(&call).await?;
-        let mut stream = ChildStream::new(Arc::clone(self), Some(call), waiting);
+        let mut stream = ChildStream::new(Arc::clone(self), call, waiting);
         match stream.next().await? {
             Incoming::Response(response) => Ok(Answer::Whole(response)),
             Incoming::Message(message) => {
@@ -170,7 +171,7 @@ impl Child {
             return Ok(());
         }
         if tries.repeated || !lock(&self.state).kept.is_safe(self.server(), call) {
-            return Err(self.unknown(end));
+            return Err(self.unknown(end.describe()));
         }
         tries.repeated = true;
         Upstreams::count(&self.upstreams.counters.repeated);
@@ -178,13 +179,16 @@ impl Child {
     }
 
     /// Sends to the process that is there. None is started for it: answers and news are for the one they were meant for.
-    pub(crate) async fn send(&self, message: Bytes) -> Result<(), Failure> {
+    pub(crate) async fn send(self: &Arc<Self>, message: Bytes) -> Result<(), Failure> {
         let gone = || self.unreachable("its process has ended".into());
+        self.catch_up().await;
         let running = self.alive().ok_or_else(gone)?;
-        match running.write(message).await {
-            Ok(_) => Ok(()),
-            Err(WriteError::Gone) => Err(gone()),
-            Err(error @ (WriteError::TooLong | WriteError::LineEnd)) => {
+        // The keeper takes a message whole or, if nobody waits for it any more, not at all.
+        match timeout(self.server().patience + kept::SEND_BEYOND_PATIENCE, running.write(message)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(WriteError::Gone)) => Err(gone()),
+            Err(_) => Err(self.unreachable("its process does not read what it is told".into())),
+            Ok(Err(error @ (WriteError::TooLong | WriteError::LineEnd))) => {
                 Err(self.protocol(&format!("the message can't be written: {error}")))
             }
         }
@@ -204,7 +208,7 @@ impl Child {
             return None;
         }
         let waiting = running.register(Registration { id: raw, may_stream: true })?;
-        let stream = ChildStream::new(Arc::clone(self), None, waiting);
+        let stream = ChildStream::rejoined(Arc::clone(self), waiting);
         Some(Answer::Stream(AnswerStream(Way::Child(Box::new(stream)))))
     }
 
@@ -217,8 +221,9 @@ impl Child {
     /// Passes on an `initialized` that the client said while the process was being started. Whichever of the two is
     /// through last finds what the other has left.
     async fn catch_up(self: &Arc<Self>) {
-        let started = lock(&self.state).current.is_some();
-        if started && let Err(error) = self.running().await {
+        if self.alive().is_some()
+            && let Err(error) = self.running().await
+        {
             // The next call tries again before it is sent.
             tracing::debug!(server = %self.server().name, %error, "`initialized` could not be sent yet");
         }
@@ -265,9 +270,15 @@ impl Child {
         }
     }
 
-    fn unknown(&self, end: &End) -> Failure {
+    fn unknown(&self, cause: Box<str>) -> Failure {
         Upstreams::count(&self.upstreams.counters.unknown);
-        Failure::OutcomeUnknown { server: self.server().name.clone(), cause: end.describe() }
+        Failure::OutcomeUnknown { server: self.server().name.clone(), cause }
+    }
+
+    /// Nothing came of a call of an earlier worker.
+    fn silent(&self) -> Failure {
+        let minutes = vigil::SILENCE_MAX.as_secs() / 60;
+        self.unknown(format!("its process is alive and has said nothing of the call for {minutes} minutes").into())
     }
 
     fn unreachable(&self, cause: Box<str>) -> Failure {

@@ -14,7 +14,7 @@ use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, UpstreamId};
 use mainstay_keeper::client::Held;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::call::{Answer, AnswerStream, Call, Incoming, Way};
 use crate::failure::Failure;
@@ -269,12 +269,16 @@ impl Http {
         Ok(())
     }
 
-    /// Sends a notification, or the answer to a request of the server.
+    /// Sends a notification, or the answer to a request of the server. A server that hangs must not keep its connection
+    /// and its place among the calls for ever, since nobody waits for it: there is a bound on all of it.
     pub(crate) async fn send(self: &Arc<Self>, message: Bytes) -> Result<(), Failure> {
         let mut tries = Tries::default();
+        let deadline = Instant::now() + self.server().patience + kept::SEND_BEYOND_PATIENCE;
+        let not_open = |_| self.unreachable("its session was not opened in time".into());
         loop {
-            let session = self.session().await?;
-            match self.deliver(&session, message.clone()).await {
+            let session = timeout_at(deadline, self.session()).await.map_err(not_open)??;
+            let delivered = timeout_at(deadline, self.deliver(&session, message.clone())).await;
+            match delivered.unwrap_or_else(|_| Err(Step::Ambiguous("it did not take the message in time".into()))) {
                 Ok(()) => return Ok(()),
                 Err(Step::SessionLost { reason, .. }) => {
                     // An answer to a question of the lost session is of no use in another one.
@@ -282,7 +286,7 @@ impl Http {
                         return Err(Failure::LostAgain { server: self.server().name.clone() });
                     }
                     tries.lost = true;
-                    self.renew(&session, reason).await?;
+                    timeout_at(deadline, self.renew(&session, reason)).await.map_err(not_open)??;
                 }
                 Err(Step::NotExecuted(cause)) => {
                     if !tries.wait(self.server().patience).await {

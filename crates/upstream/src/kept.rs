@@ -1,6 +1,7 @@
 //! What a link knows of its session, whichever way it leads.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use mainstay_core::resume::{Continuity, ResumeRecord, UpstreamId};
@@ -231,6 +232,9 @@ fn fits(record: &ResumeRecord, destination: &Destination) -> bool {
 /// Why the instance of an earlier worker is lost.
 const DEFINITION_CHANGED: &str = "the definition of the server has changed";
 const RECORD_LOST: &str = "what was known of its session is lost";
+
+/// How much longer than its patience with a server that is down a message without an answer may be on its way.
+pub(crate) const SEND_BEYOND_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Subscriptions of one session that are remembered.
 const SUBSCRIPTIONS_MAX: usize = 1024;

@@ -8,7 +8,7 @@ use mainstay_core::call::RoutedId;
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord};
 use mainstay_keeper::client::Held;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::call::{Answer, AnswerStream, Call};
 use crate::child::Child;
@@ -18,7 +18,6 @@ use crate::http::Http;
 use crate::kept::Setting;
 use crate::notice::Notice;
 use crate::server::{Reach, Server};
-use crate::task::spawn;
 use crate::upstreams::Upstreams;
 
 /// One client session's way to one server. It owns the instance (upstream session or child), and makes it again when
@@ -66,7 +65,7 @@ impl Link {
         }))
     }
 
-    /// Opens the link if it is not open, and returns what the server said of itself. One flight with all calls that
+    /// Opens the link if it is not open, with the client's own `initialize`, and returns what the server answered. One flight with all calls that
     /// come meanwhile; an `initialized` that the client says meanwhile is passed on behind it.
     ///
     /// If the future is dropped the opening goes on, and the link has what comes of it: only [`end`](Self::end) ends the
@@ -84,36 +83,6 @@ impl Link {
         }
     }
 
-    /// Opens a new instance with the client's own `initialize`.
-    ///
-    /// If the future is dropped, the handshake is finished behind it and the instance ended again; a DELETE that fails
-    /// then comes as [`Notice::Owed`].
-    ///
-    /// # Errors
-    /// [`Failure::Unreachable`] if the server is not there for now (refused, hung, 5xx; after `patience` or
-    /// `handshake_bound`); anything else is definitive. Nothing is left behind.
-    pub async fn open(
-        upstreams: &Arc<Upstreams>,
-        server: &Arc<Server>,
-        handshake: Handshake,
-        notices: mpsc::Sender<(SessionKey, Notice)>,
-    ) -> Result<(Arc<Self>, Opened), Failure> {
-        let (name, key) = (server.name.clone(), handshake.key);
-        let link = Self::lazy(upstreams, server, handshake, notices.clone());
-        let (sender, receiver) = oneshot::channel();
-        spawn(async move {
-            let outcome = Box::pin(link.reach()).await.map(|opened| (Arc::clone(&link), opened));
-            if let Err(Ok((link, _))) = sender.send(outcome)
-                && let Some(owed) = link.end(Ending::Delete).await
-                && notices.send((key, Notice::Owed(owed))).await.is_err()
-            {
-                tracing::warn!("owed delete of an abandoned session could not be handed over");
-            }
-        });
-        // The task ends without an answer only with the runtime.
-        receiver.await.unwrap_or(Err(Failure::Ended { server: name }))
-    }
-
     /// Takes up the instance of an earlier worker, without any traffic: the first use resumes it.
     ///
     /// If the client had confirmed its session and nothing of the instance is left, the next one is told as
@@ -122,7 +91,7 @@ impl Link {
     /// [`parse_label`](crate::parse_label). An instance that is not known to have been told `initialized` is told before
     /// the next use, perhaps for the second time.
     ///
-    /// A session whose server was never reached has left nothing either: it is [`lazy`](Self::lazy) again.
+    /// A session whose server is known never to have been reached has nothing to lose: it is [`lazy`](Self::lazy) again.
     ///
     /// Must be called within a tokio runtime.
     pub fn restore(
@@ -158,6 +127,8 @@ impl Link {
 
     /// Sends a notification, or the answer to a request of the server. Ids in it are the server's own.
     ///
+    /// Takes at most `patience` and ten seconds; `handshake_bound` more if a child must be told `initialized` first.
+    ///
     /// # Errors
     /// It did not arrive, or ([`Failure::OutcomeUnknown`]) may not have.
     pub async fn send(&self, message: Bytes) -> Result<(), Failure> {
@@ -168,7 +139,8 @@ impl Link {
     }
 
     /// The answer to a call that an earlier worker sent to a child: one that is parked here, or one still to come (R1a,
-    /// C8). `None` if there can be none.
+    /// C8). `None` if there can be none. Whether the call has reached the child is not known; if the child answers a `ping`
+    /// and is silent about the call for ten minutes, it is [`Failure::OutcomeUnknown`].
     pub fn rejoin(&self, id: &RoutedId) -> Option<Answer> {
         match &self.0 {
             Way::Http(_) => None,

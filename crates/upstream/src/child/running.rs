@@ -315,6 +315,14 @@ impl Running {
         }
     }
 
+    /// Asks the child for a sign of life, of which the place waits for the answer. `None` if the child has ended.
+    pub(super) fn ping(self: &Arc<Self>) -> Option<Waiting> {
+        let id = self.upstreams.own_id();
+        let waiting = self.register(Registration { id: id.clone(), may_stream: false })?;
+        self.reply(envelope::request_message(&id, "ping", None).into());
+        Some(waiting)
+    }
+
     /// Writes beside whatever else goes on: the task that reads must not wait for a full stdin.
     fn reply(self: &Arc<Self>, message: Bytes) {
         let running = Arc::clone(self);

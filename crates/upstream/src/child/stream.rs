@@ -9,6 +9,7 @@ use bytes::Bytes;
 use super::end::End;
 use super::running::Waiting;
 use super::slot::Delivery;
+use super::vigil::Vigil;
 use super::{Child, Tries};
 use crate::call::{Call, Incoming};
 use crate::failure::Failure;
@@ -16,11 +17,17 @@ use crate::failure::Failure;
 /// The messages of one call.
 pub(crate) struct ChildStream {
     child: Arc<Child>,
-    /// `None` for a call of an earlier worker, which is never sent again.
-    call: Option<Arc<Call>>,
+    asked: Asked,
     tries: Tries,
     phase: Phase,
     ready: VecDeque<Incoming>,
+}
+
+/// Who sent the call.
+enum Asked {
+    Here(Arc<Call>),
+    /// An earlier worker: it is never sent again, and perhaps never was. The `ping` that goes with it, if it went.
+    Earlier(Vigil, Option<Waiting>),
 }
 
 enum Phase {
@@ -31,9 +38,18 @@ enum Phase {
 }
 
 impl ChildStream {
-    pub(super) fn new(child: Arc<Child>, call: Option<Call>, waiting: Waiting) -> Self {
-        let call = call.map(Arc::new);
-        Self { child, call, tries: Tries::default(), phase: Phase::Waiting(waiting), ready: VecDeque::new() }
+    pub(super) fn new(child: Arc<Child>, call: Call, waiting: Waiting) -> Self {
+        Self::of(child, Asked::Here(Arc::new(call)), waiting)
+    }
+
+    /// Of a call that an earlier worker sent, if it did.
+    pub(super) fn rejoined(child: Arc<Child>, waiting: Waiting) -> Self {
+        let ping = waiting.running.ping();
+        Self::of(child, Asked::Earlier(Vigil::default(), ping), waiting)
+    }
+
+    fn of(child: Arc<Child>, asked: Asked, waiting: Waiting) -> Self {
+        Self { child, asked, tries: Tries::default(), phase: Phase::Waiting(waiting), ready: VecDeque::new() }
     }
 
     pub(super) fn put_back(&mut self, message: Bytes) {
@@ -53,24 +69,28 @@ impl ChildStream {
                     self.phase = Phase::Over;
                     self.phase = Phase::Waiting(sent?);
                 }
-                Phase::Waiting(waiting) => match waiting.next().await {
-                    Delivery::Message { bytes, .. } => return Ok(Incoming::Message(bytes)),
-                    Delivery::Response { bytes, .. } => {
+                Phase::Waiting(waiting) => match self.asked.next(waiting).await {
+                    Some(Delivery::Message { bytes, .. }) => return Ok(Incoming::Message(bytes)),
+                    Some(Delivery::Response { bytes, .. }) => {
                         self.phase = Phase::Over;
-                        if let Some(call) = &self.call {
+                        if let Asked::Here(call) = &self.asked {
                             self.child.observe(call, &bytes);
                         }
                         return Ok(Incoming::Response(bytes));
                     }
-                    Delivery::Oversize => {
+                    Some(Delivery::Oversize) => {
                         self.phase = Phase::Over;
                         return Err(self.child.oversize());
                     }
-                    Delivery::Gone => {
+                    Some(Delivery::Gone) => {
                         let frame = waiting.frame;
                         let end = waiting.running.ended().await;
                         self.phase = Phase::Over;
                         self.send_again(&end, frame)?;
+                    }
+                    None => {
+                        self.phase = Phase::Over;
+                        return Err(self.child.silent());
                     }
                 },
             }
@@ -79,10 +99,35 @@ impl ChildStream {
 
     /// The child has ended: the call goes to the next one if this one never had it, or if twice is no harm (C3, U5).
     fn send_again(&mut self, end: &End, frame: Option<u64>) -> Result<(), Failure> {
-        let Some(call) = &self.call else { return Err(self.child.unknown(end)) };
+        let Asked::Here(call) = &self.asked else { return Err(self.child.unknown(end.describe())) };
         self.child.spend(call, &mut self.tries, end, frame)?;
         let (child, call) = (Arc::clone(&self.child), Arc::clone(call));
         self.phase = Phase::Sending(Box::pin(async move { child.place(&call).await }));
         Ok(())
     }
+}
+
+impl Asked {
+    /// What comes next; `None` if nothing will, as far as anybody can say. Cancel-safe.
+    async fn next(&mut self, waiting: &mut Waiting) -> Option<Delivery> {
+        match self {
+            Self::Here(_) => Some(waiting.next().await),
+            Self::Earlier(vigil, ping) => vigil.next(waiting.next(), answered(ping)).await,
+        }
+    }
+}
+
+/// Resolves once the child has answered the `ping`; never, if it has ended.
+async fn answered(ping: &mut Option<Waiting>) {
+    while let Some(waiting) = ping {
+        match waiting.next().await {
+            Delivery::Response { .. } | Delivery::Oversize => {
+                *ping = None;
+                return;
+            }
+            Delivery::Message { .. } => {}
+            Delivery::Gone => *ping = None,
+        }
+    }
+    std::future::pending().await
 }

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 use mainstay_keeper::ProcessIdentity;
 use mainstay_keeper::client::ChildEvent;
 use mainstay_upstream::{
-    Answer, Ending, Failure, Incoming, Link, ListsChanged, Notice, Outcome, Reach, Server, parse_label,
+    Answer, Ending, Failure, Handshake, Incoming, Link, ListsChanged, Notice, Outcome, Reach, Server, dismiss,
+    parse_label,
 };
 use serde_json::{Value, json};
 
 use crate::fake::big;
 use crate::play::{Stage, perform};
 use crate::support::{
-    BOUND, Bench, EPOCH, eventually, handshake, request, routed, routed_of, text, tool, tool_of, whole,
+    BOUND, Bench, EPOCH, eventually, handshake, record_of, request, routed, routed_of, text, tool, tool_of, whole,
 };
 
 /// Each test is a scenario that a worker plays.
@@ -49,6 +50,11 @@ scenarios! {
     c9_the_child_of_another_definition_is_ended => redefined,
     t5_a_child_ends_with_its_session_and_stays_for_the_next_worker => endings,
     u7_an_abandoned_start_leaves_no_child_behind => abandoned,
+    u8_the_child_that_is_being_started_is_the_one_that_a_call_gets => reached,
+    c5_what_the_last_worker_did_not_pass_on_of_initialized_the_next_one_does => untold,
+    c5_a_record_from_before_a_child_does_not_say_that_it_was_told => outdated,
+    u6_a_used_child_of_which_nothing_is_left_is_told_as_lost => forgotten,
+    c1_a_child_without_a_session_is_asked_to_end_before_it_is_killed => dismissed,
 }
 
 fn bench(stage: &Stage) -> Bench {
@@ -325,8 +331,9 @@ async fn take_over(mut stage: Stage) -> (Bench, Stage, Arc<Link>) {
     let label = parse_label(&held.label).unwrap();
     assert_eq!((label.session, label.fingerprint), (handshake().key, server.fingerprint()));
     assert_eq!((label.server.as_str(), held.identity.pid()), ("srv", stage.trace()[0].0));
-    let handshake = mainstay_upstream::Handshake { confirmed: true, ..handshake() };
-    let link = Link::restore(&bench.upstreams, &server, handshake, None, Some(held), bench.sender.clone());
+    let record = Some(record_of(&server, true));
+    let handshake = Handshake { confirmed: true, ..handshake() };
+    let link = Link::restore(&bench.upstreams, &server, handshake, record, Some(held), bench.sender.clone());
     assert!(link.opened());
     (bench, stage, link)
 }
@@ -336,12 +343,14 @@ async fn handed_over(stage: Stage) {
     let Some(Answer::Stream(stream)) = link.rejoin(&routed_of(EPOCH, 1)) else { panic!("it is still to come") };
     assert!(link.rejoin(&routed_of(EPOCH, 1)).is_none());
     assert!(link.rejoin(&routed_of(EPOCH + 1, 1)).is_none());
+    // Which of the calls have reached it is not known, so it is asked for a sign of life.
+    told(&stage, "ping").await;
     stage.write("go", "");
     let (_, response) = whole(Ok(Answer::Stream(stream))).await.unwrap();
     assert_eq!(response["result"]["content"][0]["text"], "waited");
     // New calls meet the same process, which was told everything once.
     assert_eq!(text(&link, tool_of(EPOCH + 1, 2, "echo", json!({}))).await.unwrap(), "ok");
-    assert_eq!(stage.last_told(), ["initialize", "notifications/initialized", "tools/call", "tools/call"]);
+    assert_eq!(stage.last_told(), ["initialize", "notifications/initialized", "tools/call", "ping", "tools/call"]);
     assert!(bench.waiting().is_empty());
 }
 
@@ -394,7 +403,7 @@ async fn redefined(mut stage: Stage) {
     }
     let (held, handshake) = (stage.held.pop().unwrap(), handshake());
     let first = held.identity.pid();
-    let handshake = mainstay_upstream::Handshake { confirmed: true, ..handshake };
+    let handshake = Handshake { confirmed: true, ..handshake };
     let link = Link::restore(&bench.upstreams, &Arc::new(server), handshake, None, Some(held), bench.sender.clone());
     assert_ne!(pid(&link, 2).await, first);
     assert!(bench.remade().await.0.contains("definition"));
@@ -421,10 +430,75 @@ async fn endings(stage: Stage) {
 async fn abandoned(stage: Stage) {
     let mut bench = bench(&stage);
     let server = Arc::new(Server { stop_grace: Duration::from_millis(500), ..stage.server("") });
-    let opening = tokio::time::timeout(Duration::from_millis(1), bench.open(&server));
-    assert!(opening.await.is_err());
+    let link = bench.lazy(&server);
+    assert!(tokio::time::timeout(Duration::from_millis(1), link.reach()).await.is_err());
+    link.end(Ending::Delete).await;
     told(&stage, "initialize").await;
     let pid = stage.trace()[0].0;
     eventually("its end", || (!is_alive(pid)).then_some(())).await;
     assert!(bench.waiting().iter().all(|notice| matches!(notice, Notice::Record(_))));
+}
+
+async fn reached(stage: Stage) {
+    let mut bench = bench(&stage);
+    let link = bench.lazy(&Arc::new(stage.server("")));
+    let reaching = Arc::clone(&link);
+    let reached = tokio::spawn(async move { reaching.reach().await });
+    link.confirm().await;
+    pid(&link, 1).await;
+    assert_eq!(reached.await.unwrap().unwrap(), link.reach().await.unwrap());
+    assert_eq!(stage.last_told(), ["initialize", "notifications/initialized", "tools/call"]);
+    let openings = bench.waiting().into_iter().filter(|notice| matches!(notice, Notice::Opened(_))).count();
+    assert_eq!(openings, 1);
+}
+
+/// The first worker dies before it has passed on `initialized`; the second has `record`, and its first call is made.
+async fn half_told(mut stage: Stage, record: impl FnOnce(&Server) -> mainstay_core::resume::ResumeRecord) -> Stage {
+    if stage.number == 1 {
+        let bench = bench(&stage);
+        let (_link, _) = bench.open(&Arc::new(stage.server(""))).await.unwrap();
+        std::process::abort();
+    }
+    let mut bench = Bench::with(Some(stage.custody.clone()), EPOCH + 1);
+    let (server, held) = (Arc::new(stage.server("")), stage.held.pop().unwrap());
+    let (record, handshake) = (Some(record(&server)), Handshake { confirmed: true, ..handshake() });
+    let link = Link::restore(&bench.upstreams, &server, handshake, record, Some(held), bench.sender.clone());
+    pid(&link, 2).await;
+    assert_eq!(stage.last_told(), ["initialize", "notifications/initialized", "tools/call"]);
+    let told = bench.notice(|notice| match notice {
+        Notice::Record(record) => Some(record.told),
+        _ => None,
+    });
+    assert!(told.await);
+    stage
+}
+
+async fn untold(stage: Stage) {
+    half_told(stage, |server| record_of(server, false)).await;
+}
+
+async fn outdated(stage: Stage) {
+    let old = mainstay_core::time::Timestamp::from_unix_millis(1);
+    half_told(stage, |server| mainstay_core::resume::ResumeRecord { saved_at: old, ..record_of(server, true) }).await;
+}
+
+async fn forgotten(stage: Stage) {
+    let mut bench = bench(&stage);
+    let link = bench.restore(&Arc::new(stage.server("")), None);
+    pid(&link, 1).await;
+    assert_eq!(&*bench.remade().await.0, "what was known of its session is lost");
+    assert!(!bench.waiting().iter().any(|notice| matches!(notice, Notice::Opened(_))));
+}
+
+async fn dismissed(mut stage: Stage) {
+    if stage.number == 1 {
+        let bench = bench(&stage);
+        pid(&*bench.ready(&Arc::new(stage.server(""))).await, 1).await;
+        std::process::abort();
+    }
+    let held = stage.held.pop().unwrap();
+    let first = held.identity.pid();
+    dismiss(&stage.custody, held).await;
+    assert!(!is_alive(first));
+    told(&stage, "ended by itself").await;
 }

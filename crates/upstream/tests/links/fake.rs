@@ -80,6 +80,8 @@ pub(crate) struct State {
     /// What `Authorization` must be, if anything.
     pub(crate) authorization: Option<String>,
     pub(crate) hang_initialize: bool,
+    /// Takes notifications other than `initialized`, and never says so.
+    pub(crate) hang_news: bool,
     next_session: u32,
     listeners: Vec<mpsc::Sender<Bytes>>,
     /// Streams to be gone on with: the events behind each cursor.
@@ -200,6 +202,7 @@ impl State {
             tools: vec![json!({"name": "read", "annotations": {"readOnlyHint": true}}), json!({"name": "incr"})],
             authorization: None,
             hang_initialize: false,
+            hang_news: false,
             next_session: 1,
             listeners: Vec::new(),
             streams: HashMap::new(),
@@ -308,7 +311,8 @@ async fn serve(
             response.headers_mut().insert("www-authenticate", "Bearer error=\"invalid_token\"".parse().unwrap());
             return Ok(response);
         }
-        method == "initialize" && state.hang_initialize
+        let news = method.starts_with("notifications/") && method != "notifications/initialized";
+        (method == "initialize" && state.hang_initialize) || (news && state.hang_news)
     };
     if hang {
         std::future::pending::<Infallible>().await;

@@ -109,7 +109,7 @@ async fn u9_the_stream_follows_a_session_that_a_call_has_made_again() {
 async fn u9_a_listener_opens_a_server_that_comes_up() {
     let (mut bench, fake) = (Bench::new(), Fake::start().await);
     fake.close().await;
-    let link = bench.restore(&fake.server(), None);
+    let link = bench.lazy(&fake.server());
     let _listening = link.listen();
     tokio::time::sleep(Duration::from_millis(100)).await;
     fake.reopen().await;

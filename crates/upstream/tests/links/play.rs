@@ -179,6 +179,7 @@ fn play_server() {
             std::thread::sleep(3 * BOUND);
         }
     }
+    server.note("ended by itself");
 }
 
 /// A server over standard streams.
@@ -226,6 +227,7 @@ impl StdioServer {
                 "capabilities": {"tools": {"listChanged": true}},
                 "serverInfo": {"name": "child", "version": "0"},
             }))),
+            "ping" => self.say(&answer(json!({}))),
             "tools/list" => {
                 let tools = json!([{"name": "wait", "annotations": {"readOnlyHint": true}}, {"name": "hold"}]);
                 self.say(&answer(json!({"tools": tools})));

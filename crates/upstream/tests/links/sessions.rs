@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mainstay_core::resume::Continuity;
-use mainstay_upstream::{Ending, Failure, Notice, Server, Settled, settle};
+use mainstay_upstream::{Ending, Failure, Notice, Outcome, Server, Settled, settle};
 use serde_json::json;
 
 use crate::fake::Fake;
@@ -64,7 +64,8 @@ async fn u8_a_server_that_was_down_is_opened_at_the_first_use() {
     let impatient = Arc::new(Server { patience: Duration::from_millis(200), ..Server::clone(&fake.server()) });
     let failure = bench.open(&impatient).await.unwrap_err();
     assert!(failure.is_unreachable(), "{failure}");
-    let link = bench.restore(&fake.server(), None);
+    let link = bench.lazy(&fake.server());
+    link.confirm().await;
     assert!(!link.opened() && link.record().is_none());
     fake.reopen().await;
     assert_eq!(text(&link, tool(1, "incr", json!({}))).await.unwrap(), "ok");
@@ -75,6 +76,109 @@ async fn u8_a_server_that_was_down_is_opened_at_the_first_use() {
         _ => None,
     });
     assert_eq!(&*opened.await.version, "2025-11-25");
+}
+
+#[tokio::test]
+async fn u8_the_way_that_is_being_opened_is_the_one_that_a_call_takes() {
+    let (mut bench, fake) = (Bench::new(), Fake::start().await);
+    fake.close().await;
+    let link = bench.lazy(&fake.server());
+    let reaching = Arc::clone(&link);
+    let reached = tokio::spawn(async move { reaching.reach().await });
+    // The client has been answered meanwhile, and says so.
+    link.confirm().await;
+    let (called, ()) = tokio::join!(text(&link, tool(1, "incr", json!({}))), fake.reopen());
+    assert_eq!(called.unwrap(), "ok");
+    let reached = reached.await.unwrap().unwrap();
+    assert_eq!(reached, link.reach().await.unwrap());
+    assert_eq!(fake.methods(), ["initialize", "notifications/initialized", "tools/call"]);
+    let openings = bench.waiting().into_iter().filter(|notice| matches!(notice, Notice::Opened(_))).count();
+    assert_eq!(openings, 1);
+}
+
+#[tokio::test]
+async fn u8_an_initialized_that_was_said_during_the_opening_is_passed_on_behind_it() {
+    let (bench, fake) = (Bench::new(), Fake::start().await);
+    fake.close().await;
+    let link = bench.lazy(&fake.server());
+    let (reached, ()) = tokio::join!(link.reach(), async {
+        link.confirm().await;
+        fake.reopen().await;
+    });
+    reached.unwrap();
+    assert_eq!(fake.methods(), ["initialize", "notifications/initialized"]);
+    assert!(link.record().unwrap().told);
+}
+
+#[tokio::test]
+async fn u8_a_definitive_failure_is_told_from_a_server_that_is_away() {
+    let (bench, fake) = (Bench::new(), Fake::start().await);
+    fake.set(|state| state.authorization = Some("Bearer x".to_owned()));
+    let link = bench.lazy(&fake.server());
+    let failure = link.reach().await.unwrap_err();
+    assert!(matches!(failure, Failure::Unauthorized { .. }), "{failure}");
+    assert!(!link.opened());
+    // A later try may find it in order.
+    fake.set(|state| state.authorization = None);
+    assert_eq!(&*link.reach().await.unwrap().version, "2025-11-25");
+}
+
+#[tokio::test]
+async fn u6_a_used_session_of_which_nothing_is_left_is_told_as_lost() {
+    let fake = Fake::start().await;
+    let mut bench = Bench::new();
+    let link = bench.restore(&fake.server(), None);
+    assert_eq!(text(&link, tool(1, "incr", json!({}))).await.unwrap(), "ok");
+    let notices = bench.waiting();
+    assert!(!notices.iter().any(|notice| matches!(notice, Notice::Opened(_))), "{notices:?}");
+    let reasons: Vec<_> = notices
+        .iter()
+        .filter_map(|notice| match notice {
+            Notice::Remade { reason, .. } => Some(&**reason),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(reasons, ["what was known of its session is lost"]);
+    let record = link.record().unwrap();
+    assert_eq!((record.continuity, record.remade_count), (Continuity::Remade, 1));
+}
+
+#[tokio::test]
+async fn u3_what_the_last_worker_did_not_pass_on_of_initialized_the_next_one_does() {
+    let (bench, fake) = (Bench::new(), Fake::start().await);
+    // The worker dies after the client's `initialized` is known and before it is passed on.
+    let (link, _) = bench.open(&fake.server()).await.unwrap();
+    let record = link.record();
+    assert!(!record.as_ref().unwrap().told);
+    let mut later = Bench::new();
+    let link = later.restore(&fake.server(), record);
+    assert_eq!(text(&link, tool(1, "incr", json!({}))).await.unwrap(), "ok");
+    assert_eq!(fake.methods(), ["initialize", "notifications/initialized", "tools/call"]);
+    let told = later.notice(|notice| match notice {
+        Notice::Record(record) => Some(record),
+        _ => None,
+    });
+    let record = told.await;
+    assert!(record.told);
+    // Who knows that it is told does not tell it again.
+    let link = Bench::new().restore(&fake.server(), Some(*record));
+    assert_eq!(text(&link, tool(2, "incr", json!({}))).await.unwrap(), "ok");
+    assert_eq!((fake.count("notifications/initialized"), fake.count("initialize")), (1, 1));
+}
+
+#[tokio::test]
+async fn s13_a_message_without_an_answer_is_not_on_its_way_for_ever() {
+    let (bench, fake) = (Bench::new(), Fake::start().await);
+    let link = bench.ready(&fake.server()).await;
+    fake.set(|state| state.hang_news = true);
+    let message = json!({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}).to_string();
+    tokio::time::pause();
+    let sent = tokio::time::timeout(Duration::from_secs(60), link.send(message.clone().into())).await;
+    tokio::time::resume();
+    let failure = sent.unwrap().unwrap_err();
+    assert_eq!(failure.outcome(), Outcome::Unknown, "{failure}");
+    fake.set(|state| state.hang_news = false);
+    link.send(message.into()).await.unwrap();
 }
 
 #[tokio::test]
@@ -141,14 +245,16 @@ async fn u7_an_initialize_that_nobody_waits_for_leaves_no_session_behind() {
     let (bench, fake) = (Bench::new(), Fake::start().await);
     // The connection is there, so that only the handshake is cut short.
     bench.ready(&fake.server()).await.end(Ending::Delete).await;
-    let server = fake.server();
-    let mut opening = Box::pin(bench.open(&server));
+    let link = bench.lazy(&fake.server());
+    let mut opening = Box::pin(link.reach());
     tokio::select! {
         biased;
         _ = &mut opening => panic!("it can't be through at its first step"),
         () = std::future::ready(()) => {}
     }
     drop(opening);
+    eventually("the second handshake", || (fake.count("initialize") == 2).then_some(())).await;
+    assert_eq!(link.end(Ending::Delete).await, None);
     eventually("the second delete", || (fake.count("DELETE") == 2).then_some(())).await;
     assert_eq!(fake.look(|state| state.sessions.len()), 0);
 }

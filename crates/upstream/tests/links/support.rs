@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::id::{ServerName, SessionKey};
-use mainstay_core::resume::ResumeRecord;
+use mainstay_core::resume::{Continuity, ResumeRecord};
 use mainstay_core::time::Timestamp;
 use mainstay_core::wire::method::Method;
 use mainstay_keeper::client::Custody;
@@ -73,7 +73,14 @@ impl Bench {
     }
 
     pub(crate) async fn open(&self, server: &Arc<Server>) -> Result<(Arc<Link>, Opened), Failure> {
-        Link::open(&self.upstreams, server, handshake(), self.sender.clone()).await
+        let link = self.lazy(server);
+        let opened = link.reach().await?;
+        Ok((link, opened))
+    }
+
+    /// The link of a new session.
+    pub(crate) fn lazy(&self, server: &Arc<Server>) -> Arc<Link> {
+        Link::lazy(&self.upstreams, server, handshake(), self.sender.clone())
     }
 
     /// The link of a confirmed session that an earlier worker had.
@@ -134,6 +141,29 @@ fn entropy() -> [u8; 16] {
     bytes[..4].copy_from_slice(&std::process::id().to_be_bytes());
     bytes[8..].copy_from_slice(&number.to_be_bytes());
     bytes
+}
+
+/// What a worker wrote down of a child of `server` after all that ever happened to it.
+pub(crate) fn record_of(server: &Server, told: bool) -> ResumeRecord {
+    let at = Timestamp::from_unix_millis(u64::from(u32::MAX) * 1000);
+    ResumeRecord {
+        key: handshake().key,
+        server: server.name.clone(),
+        url: "".into(),
+        fingerprint: server.fingerprint(),
+        upstream_id: None,
+        version: "2025-11-25".into(),
+        initialize_result: Bytes::from_static(br#"{"protocolVersion":"2025-11-25"}"#),
+        log_level: None,
+        subscriptions: BTreeSet::new(),
+        told,
+        last_event_id: None,
+        saved_at: at,
+        used_at: at,
+        continuity: Continuity::Fresh,
+        remade_count: 0,
+        remade_reason: None,
+    }
 }
 
 pub(crate) fn server(reach: Reach) -> Server {
