@@ -5,7 +5,7 @@
 
 mod files;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -135,6 +135,20 @@ impl Keyring {
         let newest_id = Self::load(dir)?.newest_id;
         files::write(dir, newest_id.saturating_add(1), &drawn(entropy)?)?;
         Self::load(dir)
+    }
+
+    /// Removes the files of those older keys in `dir` that are not among `in_use`, which is what
+    /// [`Store::keys_in_use`](crate::Store::keys_in_use) said after the last rotation. Their numbers. The newest key
+    /// stays, and what is loaded keeps its keys until it is loaded again. A copy of the ledger from before can't be read
+    /// any more.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load); some of the files may be removed then.
+    pub fn retire_unused(dir: &Path, in_use: &BTreeSet<u32>) -> Result<Vec<u32>, KeyError> {
+        let unused: Vec<_> = Self::load(dir)?.older.into_keys().filter(|id| !in_use.contains(id)).collect();
+        unused.iter().try_for_each(|id| files::remove(dir, *id))?;
+        Ok(unused)
     }
 
     /// A keyring of one key that is stored nowhere, for ledgers that are in memory only.

@@ -21,6 +21,7 @@ mod sqlite;
 mod stored;
 mod write;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -308,6 +309,19 @@ impl Store {
         match self {
             Self::Sqlite(store) => store.rotate(ring).await,
             Self::Memory(store) => store.rotate(),
+        }
+    }
+
+    /// The numbers of the keys that some row is signed or sealed with. It looks at every row, so it is for operators. None
+    /// in memory, where nothing is signed.
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub async fn keys_in_use(&self) -> Result<BTreeSet<u32>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.keys_in_use().await,
+            Self::Memory(_) => Ok(BTreeSet::new()),
         }
     }
 

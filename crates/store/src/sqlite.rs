@@ -9,6 +9,7 @@ mod database;
 mod reader;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -132,6 +133,10 @@ impl SqliteStore {
     pub(crate) async fn audit(&self, page: &AuditPage) -> Result<Vec<(u64, AuditEntry)>, StoreError> {
         let page = *page;
         self.read(move |reader| reader.audit(&page)).await
+    }
+
+    pub(crate) async fn keys_in_use(&self) -> Result<BTreeSet<u32>, StoreError> {
+        self.read(Reader::keys_in_use).await
     }
 
     /// The reader knows the new key before the writer signs with it, so that no row is met that can't be read.

@@ -67,6 +67,13 @@ pub(super) fn write(dir: &Path, id: u32, secret: &Secret) -> Result<(), KeyError
     Ok(())
 }
 
+/// Removes a key, also beyond a power cut.
+pub(super) fn remove(dir: &Path, id: u32) -> Result<(), KeyError> {
+    let path = dir.join(file_name(id));
+    fs::remove_file(&path).map_err(io("remove", &path))?;
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync", dir))
+}
+
 /// A step of writing a key, between any two of which the process may end.
 fn reached(step: &str) {
     #[cfg(test)]

@@ -116,6 +116,12 @@ impl Reader {
         Ok(())
     }
 
+    pub(super) fn keys_in_use(&mut self) -> rusqlite::Result<BTreeSet<u32>> {
+        // A number that is none belongs to no key, and so keeps none.
+        let ids = self.database.some(KEYS_IN_USE, [], KEY_IDS, |row| Ok(row.get(0).ok()))?;
+        Ok(ids.into_iter().collect())
+    }
+
     pub(super) fn count_by_principal(&mut self) -> rusqlite::Result<Vec<(Principal, u64)>> {
         let meters = &self.database.meters;
         self.database.some(BY_PRINCIPAL, [], PRINCIPALS, |row| {
@@ -346,6 +352,11 @@ const OWED_ONE: &str = "SELECT id, server, key_id, sealed FROM owed WHERE id = ?
 const CARD: &str = "SELECT key_id, sealed FROM cards WHERE server = ?1";
 /// More drains than that are not under way at once.
 const UNFINISHED: Bounds = Bounds { limit: 100_000, scanned: 100_000 };
+const KEYS_IN_USE: &str = "SELECT key_id FROM sessions UNION SELECT key_id FROM tombstones
+    UNION SELECT key_id FROM resumes UNION SELECT key_id FROM owed UNION SELECT key_id FROM cards
+    UNION SELECT key_id FROM audit";
+/// More keys than that are in no directory.
+const KEY_IDS: Bounds = Bounds { limit: 10_000, scanned: 10_000 };
 /// More principals than that have no sessions at once.
 const PRINCIPALS: Bounds = Bounds { limit: 10_000_000, scanned: 10_000_000 };
 /// How many ids of a list are looked at before other readers get their turn.

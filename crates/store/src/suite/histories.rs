@@ -163,6 +163,8 @@ impl World {
         }
         let served =
             self.memory.as_ref().is_some_and(|session| session.admit(at(self.now), &record(1).principal).is_ok());
+        let rows = self.store.count().await.unwrap();
+        assert_eq!(rows, u64::from(self.stone.is_none()), "a session is live or ended, never both");
         let Some(first) = &self.stone else {
             assert!(matches!(&stored, Stored::Live(_)), "what was answered is on record: {stored:?}");
             assert_eq!(owed, 0, "nothing is owed for a session that lives");

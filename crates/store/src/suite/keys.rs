@@ -124,6 +124,31 @@ async fn s14_a_worker_that_was_replaced_rotates_nothing_and_its_successor_notice
     assert!(matches!(fenced, Err(RotateError::Refused(CommitError::Fenced { .. }))), "{fenced:?}");
 }
 
+#[tokio::test]
+async fn s14_an_old_key_is_retired_once_no_row_needs_it() {
+    let home = scratch();
+    let dir = home.path().join("keys");
+    let sqlite = open(home.path());
+    let store = Store::Sqlite(sqlite.clone());
+    store.begin_epoch(at(0), 1).await.unwrap();
+    store.commit(vec![insert(1)]).await.unwrap();
+    store.rotate(rotated(home.path())).await.unwrap();
+    store.commit(vec![insert(2), Write::Owe(owed())]).await.unwrap();
+    store.rotate(rotated(home.path())).await.unwrap();
+    store.commit(vec![Write::Card(card())]).await.unwrap();
+    assert_eq!(store.keys_in_use().await.unwrap(), [1, 2, 3].into());
+    assert_eq!(Keyring::retire_unused(&dir, &store.keys_in_use().await.unwrap()).unwrap(), []);
+    store.commit(vec![end(2, 2), Write::Settle(1)]).await.unwrap();
+    assert_eq!(Keyring::retire_unused(&dir, &store.keys_in_use().await.unwrap()).unwrap(), [2]);
+    assert_eq!(Keyring::retire_unused(&dir, &[1].into()).unwrap(), [], "the newest stays, whoever uses it");
+    let again = open(home.path());
+    again.begin_epoch(at(1), 2).await.unwrap();
+    assert!(is_live(&again, 1).await);
+    assert_eq!(again.find(key(2)).await.unwrap(), Stored::Ended(stone(2, 2)));
+    assert_eq!(Keyring::rotate(&dir, &mut entropy(9)).unwrap().key_count(), 3, "numbers go on");
+    assert!(dir.join("0004.key").exists());
+}
+
 /// What is rotated in one life: the files, then the running ledger, then a row with the new key.
 async fn rotate_all(home: &Path, store: &SqliteStore) {
     let ring = rotated(home);
