@@ -145,8 +145,7 @@ impl Code {
                 | Self::SessionDraining
                 | Self::SessionDeleted
                 | Self::SessionExpired
-                | Self::SessionClosed
-                | Self::ServerUnknown,
+                | Self::SessionClosed,
                 TerminalStatus::Spec | TerminalStatus::Distinct,
             ) => 404,
             (Self::OtherPrincipal, TerminalStatus::Spec) => 404,
@@ -167,7 +166,9 @@ impl Code {
                 | Self::VersionUnsupported
                 | Self::BatchUnsupported
                 | Self::EventUnknown
-                | Self::AgentRefused,
+                | Self::AgentRefused
+                // Not 404, which tells a client that its session is gone: a server may come back (S13a).
+                | Self::ServerUnknown,
                 _,
             ) => 400,
             (Self::AuthenticationRequired, _) => 401,

@@ -81,6 +81,8 @@ pub struct Admin {
 pub struct Session {
     /// Idle time (no call in flight, no open stream) after which a session expires; `None` is never.
     pub idle_expiry: Option<Duration>,
+    /// After how long the instance of an unused session is let go, the session kept; `None` is never (S11).
+    pub suspend_after: Option<Duration>,
     /// How long an answer may take and still go out as plain JSON; zero makes every answer a stream (R3).
     pub answer_json_within: Duration,
     /// How long a drained session's calls in flight may go on (S8).
@@ -155,6 +157,8 @@ pub struct Server {
     pub patience: Duration,
     /// Tools that may be called again when nobody knows whether they ran (U5).
     pub safe_tools: Vec<String>,
+    /// After how long the instance of an unused session is let go, if not as for all: `Some(None)` is never.
+    pub suspend_after: Option<Option<Duration>>,
     /// Whether clients get a listening GET stream (R5).
     pub listen_stream: ListenStream,
     /// Which era of the protocol its endpoint offers (E0).
@@ -265,6 +269,7 @@ impl Default for Session {
     fn default() -> Self {
         Self {
             idle_expiry: Some(IDLE_EXPIRY_DEFAULT),
+            suspend_after: Some(SUSPEND_AFTER_DEFAULT),
             answer_json_within: ANSWER_JSON_WITHIN_DEFAULT,
             drain_grace: DRAIN_GRACE_DEFAULT,
             tombstone_retention: Some(TOMBSTONE_RETENTION_DEFAULT),
@@ -293,9 +298,15 @@ impl Server {
             reach,
             patience: PATIENCE_DEFAULT,
             safe_tools: Vec::new(),
+            suspend_after: None,
             listen_stream: ListenStream::Auto,
             offer: Offer::Auto,
         }
+    }
+
+    /// Whether it is a child that holds state which must not be let go.
+    pub fn is_stateful(&self) -> bool {
+        matches!(self.reach, Reach::Child { stateful: true, .. })
     }
 }
 
@@ -321,6 +332,7 @@ pub const ADMIN_TOKEN_FILE: &str = "admin.token";
 const LISTEN_DEFAULT: SocketAddr = loopback(7717);
 const ADMIN_LISTEN_DEFAULT: SocketAddr = loopback(7718);
 const STATE_DIR_ROOT: &str = "/var/lib/mainstay";
+const SUSPEND_AFTER_DEFAULT: Duration = Duration::from_mins(30);
 const IDLE_EXPIRY_DEFAULT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 const ANSWER_JSON_WITHIN_DEFAULT: Duration = Duration::from_millis(20);
 const DRAIN_GRACE_DEFAULT: Duration = Duration::from_secs(5);

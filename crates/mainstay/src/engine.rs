@@ -4,16 +4,20 @@
 //! in its name, `reconcile` repairs in its name, `admin` reads it.
 
 pub mod call;
+pub mod census;
 pub mod find;
 pub mod finish;
 pub mod listen;
 pub mod live;
 pub mod open;
+pub mod operate;
 pub mod rewrite;
 pub mod stream;
+pub mod suspend;
 pub mod view;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,6 +27,7 @@ use dashmap::DashMap;
 use mainstay_core::call::StreamId;
 use mainstay_core::code::Code;
 use mainstay_core::id::{Epoch, ServerName, SessionKey};
+use mainstay_core::principal::Principal;
 use mainstay_core::session::{Contract, Refusal, State, Terms};
 use mainstay_core::time::Timestamp;
 use mainstay_keeper::client::{Custody, Held};
@@ -32,8 +37,10 @@ use mainstay_upstream::{Notice, Server, Upstreams};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
+use crate::engine::census::Census;
 use crate::engine::live::{Latch, Live};
 use crate::runtime::Clock;
+use crate::telemetry::metrics::Metrics;
 
 /// What the operator's configuration says about sessions.
 #[derive(Clone, Debug)]
@@ -44,8 +51,6 @@ pub struct Settings {
     pub answer_json_within: Duration,
     /// How long calls in flight may go on once a drain began.
     pub drain_grace: Duration,
-    /// Live sessions in all (S12).
-    pub sessions_max: usize,
     /// Calls in flight of one session.
     pub calls_in_flight_max: usize,
     /// Streams kept for one session.
@@ -72,6 +77,10 @@ pub struct Served {
     pub server: Arc<Server>,
     /// When its sessions have a listening stream.
     pub listen_stream: ListenStream,
+    /// After how long an unused session's instance is let go; `None` for never (S11).
+    pub suspend_after: Option<Duration>,
+    /// Whether its child holds state that must not be let go.
+    pub stateful: bool,
 }
 
 /// The engine of one worker.
@@ -81,6 +90,10 @@ pub struct Engine {
     pub(crate) custody: Custody,
     pub(crate) upstreams: Arc<Upstreams>,
     pub(crate) servers: BTreeMap<ServerName, Served>,
+    pub(crate) census: Census,
+    pub(crate) openings: Openings,
+    pub(crate) metrics: Metrics,
+    key_folder: Option<PathBuf>,
     pub(crate) settings: Settings,
     pub(crate) clock: Clock,
     pub(crate) epoch: Epoch,
@@ -110,6 +123,12 @@ pub struct Parts {
     pub upstreams: Arc<Upstreams>,
     /// The configured servers.
     pub servers: Vec<Served>,
+    /// The count of live sessions.
+    pub census: Census,
+    /// The metrics.
+    pub metrics: Metrics,
+    /// Where the key files are; `None` for a ledger in memory.
+    pub key_folder: Option<PathBuf>,
     /// The operator's settings.
     pub settings: Settings,
     /// The clock.
@@ -118,6 +137,28 @@ pub struct Parts {
     pub epoch: Epoch,
     /// What `status` tells of the processes.
     pub facts: view::Facts,
+}
+
+/// Who sends a request: whose sessions it may use, and the name of the agent that it says it is (I1, I2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Fixed at `initialize`, compared ever after.
+    pub principal: Principal,
+    /// `X-Agent-Name`. One that disagrees with its session's is refused.
+    pub agent: Option<Box<str>>,
+}
+
+/// A connection that reads a stream.
+pub struct Reading {
+    engine: Arc<Engine>,
+    live: Arc<Live>,
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.live.end_reading();
+        self.engine.hint(self.live.touch(self.engine.now(), &self.engine.settings.terms));
+    }
 }
 
 /// Why a request is not served.
@@ -149,6 +190,10 @@ impl Engine {
             custody: parts.custody,
             upstreams: parts.upstreams,
             servers,
+            census: parts.census,
+            openings: Openings::default(),
+            metrics: parts.metrics,
+            key_folder: parts.key_folder,
             settings: parts.settings,
             clock: parts.clock,
             epoch: parts.epoch,
@@ -196,7 +241,7 @@ impl Engine {
 
     /// Drains this worker: no new connections, listening streams end with their `retry` hint, calls in flight may end
     /// within the grace, then their streams end too, and their clients come back to the next worker.
-    pub async fn drain(&self) {
+    pub async fn drain_worker(&self) {
         self.stopping.set();
         self.quiet(self.settings.drain_grace).await;
         self.closing.set();
@@ -217,7 +262,7 @@ impl Engine {
 
     /// Resolves once no call is in flight, or `bound` has passed.
     async fn quiet(&self, bound: Duration) {
-        let busy = || self.live.iter().any(|live| live.activity().calls > 0);
+        let busy = || self.openings.are_under_way() || self.live.iter().any(|live| live.activity().calls > 0);
         let _ = tokio::time::timeout(bound, async {
             while busy() {
                 tokio::time::sleep(QUIET_POLL).await;
@@ -242,9 +287,9 @@ impl Engine {
         self.held.lock().keys().copied().collect()
     }
 
-    /// A stream id that no session has had.
-    pub(crate) fn next_stream(&self) -> StreamId {
-        StreamId { epoch: self.epoch.counter, number: self.next_number.fetch_add(1, Ordering::Relaxed) }
+    /// The first of `count` consecutive stream ids that no session has had.
+    pub(crate) fn next_streams(&self, count: u64) -> StreamId {
+        StreamId { epoch: self.epoch.counter, number: self.next_number.fetch_add(count, Ordering::Relaxed) }
     }
 
     /// The id of listening streams in this epoch.
@@ -257,11 +302,59 @@ impl Engine {
         &self.lanes[usize::from(key.as_bytes()[0]) % RESTORE_LANES]
     }
 
+    /// Tells the reaper that a session was opened, if that could be overdue before the reaper looks again.
+    pub(crate) fn expect_deadline(&self) {
+        if self.settings.terms.idle_expiry < crate::engine::REAPER_PAUSE_MAX {
+            self.deadlines.notify_one();
+        }
+    }
+
+    /// Counts a connection that reads a stream of `live`, until dropped; its end counts as use of the session.
+    pub fn reading(self: &Arc<Self>, live: &Arc<Live>) -> Reading {
+        live.begin_reading();
+        Reading { engine: Arc::clone(self), live: Arc::clone(live) }
+    }
+
+    /// Notes what goes on in sessions without any request, streams and long calls, as use of them (S5).
+    pub(crate) fn note_use(&self) {
+        let now = self.now();
+        for live in &self.live {
+            if !live.activity().is_idle() {
+                self.hint(live.touch(now, &self.settings.terms));
+            }
+        }
+    }
+
     /// Hands a hint to the ledger; it never waits.
     pub(crate) fn hint(&self, change: Option<mainstay_core::session::Change>) {
         if let Some(change) = change {
             self.store.hint(Write::Session(change));
         }
+    }
+}
+
+/// Sessions that are being opened: a drain waits for them, since half an opening leaves something at the server.
+#[derive(Default)]
+pub(crate) struct Openings(AtomicU64);
+
+impl Openings {
+    /// Counts one more, until dropped.
+    pub(crate) fn begin(&self) -> Opening<'_> {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        Opening(self)
+    }
+
+    fn are_under_way(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+}
+
+/// One opening under way.
+pub(crate) struct Opening<'a>(&'a Openings);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -290,6 +383,8 @@ pub(crate) fn refused(refusal: &Refusal) -> Refused {
 pub(crate) const SESSION_UNKNOWN: &str = "no such session; send `initialize` without a session id to open one";
 /// How long a request is held before it is refused: under the 60 s after which real clients give up (S13a).
 pub(crate) const HOLD: Duration = Duration::from_secs(50);
+/// The longest time between two looks of the reaper.
+pub(crate) const REAPER_PAUSE_MAX: Duration = Duration::from_mins(1);
 const NOTICES_MAX: usize = 4096;
 const RESTORE_LANES: usize = 64;
 const QUIET_POLL: Duration = Duration::from_millis(10);

@@ -3,16 +3,24 @@
 
 pub mod adopt;
 pub mod expire;
+pub mod note_use;
 pub mod owed;
+pub mod suspend;
 
 use std::sync::Arc;
+
+use tokio::task::JoinHandle;
 
 use crate::engine::Engine;
 use crate::runtime::spawn;
 
-/// Starts every loop; they end with the worker.
-pub fn start(engine: &Arc<Engine>) {
-    spawn(expire::run(Arc::clone(engine)));
-    spawn(owed::run(Arc::clone(engine)));
-    spawn(adopt::run(Arc::clone(engine)));
+/// Starts every loop. They end with the worker's drain; one that ends otherwise has panicked, and the worker with it.
+pub fn start(engine: &Arc<Engine>) -> Vec<JoinHandle<()>> {
+    vec![
+        spawn(expire::run(Arc::clone(engine))),
+        spawn(owed::run(Arc::clone(engine))),
+        spawn(adopt::run(Arc::clone(engine))),
+        spawn(suspend::run(Arc::clone(engine))),
+        spawn(note_use::run(Arc::clone(engine))),
+    ]
 }

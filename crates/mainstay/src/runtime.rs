@@ -45,6 +45,11 @@ pub fn entropy<const N: usize>() -> Result<[u8; N], EntropyError> {
     Ok(bytes)
 }
 
+/// Fills `bytes` from the system's generator. If that fails they stay as they are; a keyring refuses keys of zeros.
+pub fn fill_with_entropy(bytes: &mut [u8]) {
+    let _ = aws_lc_rs::rand::fill(bytes);
+}
+
 /// The system's random generator failed.
 #[derive(Debug, thiserror::Error)]
 #[error("the system's random number generator failed")]

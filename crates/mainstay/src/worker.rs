@@ -14,17 +14,21 @@ use mainstay_core::session::{Contract, Terms};
 use mainstay_keeper::client::{Attached, Custody, Held, Order, Welcome};
 use mainstay_store::keys::Keyring;
 use mainstay_store::{Place, Store};
-use mainstay_upstream::{Environment, Upstreams, parse_label};
+use mainstay_upstream::{Environment, Notice, Upstreams, dismiss, parse_label};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use crate::admin;
 use crate::auth::{Auth, Tokens};
 use crate::config::{self, Config, StoreKind};
-use crate::engine::view::Facts;
+use crate::engine::census::Census;
+use crate::engine::view::{Facts, KnobView};
 use crate::engine::{self, Engine, ListenStream, Served, Settings, listen};
 use crate::reconcile;
-use crate::runtime::{Clock, entropy, spawn};
+use crate::runtime::{Clock, entropy, fill_with_entropy, spawn};
 use crate::serve::{self, Front, guard::Guard};
+use crate::telemetry::metrics::Metrics;
 
 /// Runs the worker until the keeper tells it to drain, or is gone.
 ///
@@ -49,13 +53,15 @@ async fn serve() -> anyhow::Result<()> {
     let facts = Facts {
         keeper_pid: keeper.pid(),
         worker_number,
+        knobs: knobs(&config.to_json(), ""),
         mcp: mcp.local_addr()?.to_string(),
         admin: admin_listener.local_addr()?.to_string(),
         ..Facts::default()
     };
-    let engine = build(&config, custody.clone(), facts, children).await?;
+    let (engine, notices) = build(&config, custody.clone(), facts, children).await?;
 
-    reconcile::start(&engine);
+    let mut vital = reconcile::start(&engine);
+    vital.push(spawn(listen::attend(Arc::clone(&engine), notices)));
     let token = std::fs::read_to_string(config.admin_token_file()).context("reading the admin token")?;
     let stopping = Arc::clone(&engine);
     spawn(admin::serve(
@@ -69,10 +75,14 @@ async fn serve() -> anyhow::Result<()> {
     custody.ready().await;
     tracing::info!(worker = worker_number, epoch = engine.status().await.worker.epoch, "worker is ready");
 
-    match orders.recv().await {
+    let order = tokio::select! {
+        order = orders.recv() => order,
+        () = panicked(vital) => anyhow::bail!("a part that the worker cannot do without has failed; another worker takes over"),
+    };
+    match order {
         Some(Order::Drain { .. }) => {
             tracing::info!("draining");
-            engine.drain().await;
+            engine.drain_worker().await;
             tokio::time::sleep(LAST_BYTES).await;
         }
         Some(Order::Detached) | None => tracing::warn!("the keeper is gone; this worker ends"),
@@ -81,24 +91,30 @@ async fn serve() -> anyhow::Result<()> {
 }
 
 /// Opens the ledger and builds the engine on it: keys, epoch, overdue sessions, in S9's order.
-async fn build(config: &Config, custody: Custody, facts: Facts, children: Vec<Held>) -> anyhow::Result<Arc<Engine>> {
+async fn build(
+    config: &Config,
+    custody: Custody,
+    facts: Facts,
+    children: Vec<Held>,
+) -> anyhow::Result<(Arc<Engine>, Notices)> {
     let clock = Clock::system();
-    let mut fill = |bytes: &mut [u8]| {
-        // A generator that fails leaves zeros; the keyring refuses an all-zero key.
-        let _ = aws_lc_rs::rand::fill(bytes);
-    };
-    let (place, keyring) = match config.store {
+    let (place, keyring, key_folder) = match config.store {
         StoreKind::Sqlite => {
-            let keyring =
-                Keyring::load_or_create(&config.state_dir.join("keys"), &mut fill).context("loading the keys")?;
-            (Place::Sqlite(config.state_dir.join("ledger.db")), keyring)
+            let folder = config.state_dir.join("keys");
+            let keyring = Keyring::load_or_create(&folder, &mut fill_with_entropy).context("loading the keys")?;
+            (Place::Sqlite(config.state_dir.join("ledger.db")), keyring, Some(folder))
         }
-        StoreKind::Memory => (Place::Memory, Keyring::ephemeral(&mut fill)),
+        StoreKind::Memory => (Place::Memory, Keyring::ephemeral(&mut fill_with_entropy), None),
     };
     let keyring = Arc::new(keyring);
     let store = Store::open(place, Arc::clone(&keyring)).context("opening the ledger")?;
     let nonce = u64::from_be_bytes(entropy()?);
     let epoch = store.begin_epoch(clock.now(), nonce).await.context("beginning this worker's epoch")?;
+    let census = Census::new(
+        config.limits.sessions_max,
+        config.session.max_per_principal,
+        store.count_by_principal().await.context("counting the sessions")?,
+    );
     let upstreams = Upstreams::new(mainstay_upstream::Parts {
         custody: Some(custody.clone()),
         environment: Arc::new(ProcessEnvironment),
@@ -112,29 +128,63 @@ async fn build(config: &Config, custody: Custody, facts: Facts, children: Vec<He
         custody,
         upstreams: Arc::new(upstreams),
         servers: served(config)?,
+        census,
+        metrics: Metrics::new(config.servers.keys()),
+        key_folder,
         settings: settings(config),
         clock,
         epoch,
         facts,
     });
-    engine.hold(by_session(children));
-    spawn(listen::attend(Arc::clone(&engine), notices));
+    engine.hold(by_session(children, &engine.custody));
     reconcile::expire::recover(&engine).await;
-    Ok(engine)
+    Ok((engine, notices))
 }
 
-fn by_session(children: Vec<Held>) -> BTreeMap<SessionKey, Held> {
-    let mut held = BTreeMap::new();
-    for child in children {
-        match parse_label(&child.label) {
-            Some(label) => {
-                held.insert(label.session, child);
-            }
-            None => tracing::warn!(
-                pid = child.identity.pid(),
-                "a child in custody has a label of another version; it is left to its session's end"
-            ),
+/// What the links have to say.
+type Notices = mpsc::Receiver<(SessionKey, Notice)>;
+
+/// Resolves when one of `tasks` has panicked. Those that end in order are none of its business.
+async fn panicked(mut tasks: Vec<JoinHandle<()>>) {
+    while !tasks.is_empty() {
+        let (ended, _, rest) = futures_util::future::select_all(tasks).await;
+        if ended.is_err() {
+            return;
         }
+        tasks = rest;
+    }
+    std::future::pending().await
+}
+
+/// The children in custody by their session. One that has a successor, or whose label says nothing to this version, is
+/// ended.
+fn by_session(children: Vec<Held>, custody: &Custody) -> BTreeMap<SessionKey, Held> {
+    let mut held: BTreeMap<SessionKey, Held> = BTreeMap::new();
+    let mut unwanted = Vec::new();
+    for child in children {
+        let Some(label) = parse_label(&child.label) else {
+            tracing::warn!(
+                pid = child.identity.pid(),
+                "a child in custody has a label of another version and is ended"
+            );
+            unwanted.push(child);
+            continue;
+        };
+        let older = match held.remove(&label.session) {
+            Some(other) if other.spawned_at_unix_ms > child.spawned_at_unix_ms => {
+                held.insert(label.session, other);
+                Some(child)
+            }
+            other => {
+                held.insert(label.session, child);
+                other
+            }
+        };
+        unwanted.extend(older);
+    }
+    for child in unwanted {
+        let custody = custody.clone();
+        spawn(async move { dismiss(&custody, child).await });
     }
     held
 }
@@ -144,15 +194,31 @@ fn served(config: &Config) -> anyhow::Result<Vec<Served>> {
     Ok(servers
         .into_iter()
         .map(|server| {
-            let rule = config.servers.get(&server.name).map(|configured| configured.listen_stream);
-            let listen_stream = match rule {
+            let configured = config.servers.get(&server.name);
+            let listen_stream = match configured.map(|configured| configured.listen_stream) {
                 Some(config::ListenStream::Always) => ListenStream::Always,
                 Some(config::ListenStream::Never) => ListenStream::Never,
                 Some(config::ListenStream::Auto) | None => ListenStream::Auto,
             };
-            Served { server, listen_stream }
+            let suspend_after = configured.map_or(config.session.suspend_after, |server| {
+                server.suspend_after.unwrap_or(config.session.suspend_after)
+            });
+            let stateful = configured.is_some_and(config::Server::is_stateful);
+            Served { server, listen_stream, suspend_after, stateful }
         })
         .collect())
+}
+
+/// Every setting in force by its dotted name.
+fn knobs(value: &serde_json::Value, name: &str) -> Vec<KnobView> {
+    match value {
+        serde_json::Value::Object(members) => members
+            .iter()
+            .flat_map(|(key, value)| knobs(value, &if name.is_empty() { key.clone() } else { format!("{name}.{key}") }))
+            .collect(),
+        serde_json::Value::String(text) => vec![KnobView { name: name.to_owned(), value: text.clone() }],
+        other => vec![KnobView { name: name.to_owned(), value: other.to_string() }],
+    }
 }
 
 fn settings(config: &Config) -> Settings {
@@ -166,7 +232,6 @@ fn settings(config: &Config) -> Settings {
         },
         answer_json_within: session.answer_json_within,
         drain_grace: session.drain_grace,
-        sessions_max: config.limits.sessions_max,
         calls_in_flight_max: session.calls_in_flight_max,
         streams_max: session.streams_max,
         contract: contract(config),

@@ -68,6 +68,30 @@ impl Method {
         }
     }
 
+    /// The method's name; `other` for those that have no variant of their own.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Initialize => "initialize",
+            Self::Initialized => "notifications/initialized",
+            Self::Ping => "ping",
+            Self::Cancelled => "notifications/cancelled",
+            Self::Progress => "notifications/progress",
+            Self::SetLevel => "logging/setLevel",
+            Self::Subscribe => "resources/subscribe",
+            Self::Unsubscribe => "resources/unsubscribe",
+            Self::ToolsList => "tools/list",
+            Self::ToolsCall => "tools/call",
+            Self::PromptsList => "prompts/list",
+            Self::PromptsGet => "prompts/get",
+            Self::ResourcesList => "resources/list",
+            Self::ResourceTemplatesList => "resources/templates/list",
+            Self::ResourcesRead => "resources/read",
+            Self::Complete => "completion/complete",
+            Self::Discover => "server/discover",
+            Self::Other => "other",
+        }
+    }
+
     /// Whether the answer is always plain JSON, never a primed stream (R1). Notifications have no answer at all.
     pub const fn answered_plain(self) -> bool {
         match self {

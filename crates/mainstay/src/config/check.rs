@@ -103,6 +103,7 @@ fn session(table: &file::SessionTable, faults: &mut Faults) -> Session {
     };
     Session {
         idle_expiry,
+        suspend_after: table.suspend_after.map_or(default.suspend_after, Period::finite),
         answer_json_within,
         drain_grace,
         tombstone_retention: table.tombstone_retention.map_or(default.tombstone_retention, Period::finite),
@@ -191,6 +192,7 @@ fn server(name: &str, table: ServerTable, faults: &mut Faults) -> Option<(Server
         }
     }
     server.safe_tools = table.safe_tools;
+    server.suspend_after = table.suspend_after.map(Period::finite);
     server.listen_stream = match table.listen_stream {
         None | Some(file::ListenStream::Auto) => ListenStream::Auto,
         Some(file::ListenStream::Always) => ListenStream::Always,

@@ -38,6 +38,7 @@ pub(super) fn file(config: &Config) -> File {
 fn session(session: &Session) -> SessionTable {
     SessionTable {
         idle_expiry: Some(session.idle_expiry.into()),
+        suspend_after: Some(session.suspend_after.into()),
         answer_json_within: Some(Period::Of(session.answer_json_within)),
         drain_grace: Some(Period::Of(session.drain_grace)),
         tombstone_retention: Some(session.tombstone_retention.into()),
@@ -75,6 +76,7 @@ fn table(server: &Server) -> ServerTable {
     let mut table = ServerTable {
         patience: Some(Period::Of(server.patience)),
         safe_tools: server.safe_tools.clone(),
+        suspend_after: server.suspend_after.map(Period::from),
         listen_stream: Some(match server.listen_stream {
             ListenStream::Auto => file::ListenStream::Auto,
             ListenStream::Always => file::ListenStream::Always,

@@ -91,6 +91,12 @@ pub const VARIABLES: &[Variable] = &[
         apply: |file, text| set(&mut file.session.idle_expiry, text),
     },
     Variable {
+        name: "MAINSTAY_SESSION_SUSPEND_AFTER",
+        key: Some("session.suspend_after"),
+        doc: "after how long the instance of an unused session is let go",
+        apply: |file, text| set(&mut file.session.suspend_after, text),
+    },
+    Variable {
         name: "MAINSTAY_SESSION_ANSWER_JSON_WITHIN",
         key: Some("session.answer_json_within"),
         doc: "how long an answer may take and still go out as plain JSON",

@@ -62,6 +62,9 @@ pub(super) struct SessionTable {
     /// Idle time after which a session expires: no call in flight and no open stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_expiry: Option<Period>,
+    /// After how long the instance of an unused session is let go, the session kept; "never" allowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspend_after: Option<Period>,
     /// How long an answer may take and still go out as plain JSON; "0" makes every answer a resumable stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer_json_within: Option<Period>,
@@ -163,6 +166,9 @@ pub(super) struct ServerTable {
     /// Tools that may be called again when nobody knows whether they ran.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub safe_tools: Vec<String>,
+    /// As `suspend_after` of `[session]`, for this server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspend_after: Option<Period>,
     /// Whether clients get a listening GET stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen_stream: Option<ListenStream>,
@@ -275,6 +281,7 @@ impl File {
             },
             session: SessionTable {
                 idle_expiry: session.idle_expiry.or(lower.session.idle_expiry),
+                suspend_after: session.suspend_after.or(lower.session.suspend_after),
                 answer_json_within: session.answer_json_within.or(lower.session.answer_json_within),
                 drain_grace: session.drain_grace.or(lower.session.drain_grace),
                 tombstone_retention: session.tombstone_retention.or(lower.session.tombstone_retention),

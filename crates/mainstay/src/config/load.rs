@@ -342,7 +342,7 @@ mod tests {
         for (text, line, column, message, hint) in [
             ("lisen = 1\n", 1, 1, "unknown key `lisen`", "did you mean `listen`?"),
             ("[session]\nidle_expiry = \"soon\"\n", 2, 15, "`soon` is no duration", ""),
-            ("[session]\nsuspend_after = \"30m\"\n", 2, 1, "unknown key `suspend_after`", "not in this version"),
+            ("[session]\nkeep_alive = \"30m\"\n", 2, 1, "unknown key `keep_alive`", "not in this version"),
             ("[session]\nterminal_status = \"specc\"\n", 2, 19, "unknown value `specc`", "did you mean `spec`?"),
             ("listen = \"0.0.0.0:7717\"\n", 1, 10, "lets everybody in", "127.0.0.1"),
             ("store = \"postgres://u:p@h/d\"\n", 1, 9, "PostgreSQL store is not in this version", "sqlite"),

@@ -3,18 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_core::audit::{Action, Actor};
 use mainstay_core::code::Code;
-use mainstay_core::id::{SessionId, SessionKey};
+use mainstay_core::id::{ServerName, SessionId, SessionKey};
 use mainstay_core::principal::Principal;
-use mainstay_core::session::{Asked, Decision, Refusal, Restoration, Session, SessionRecord};
-use mainstay_store::{StoreError, Stored};
+use mainstay_core::session::{Asked, Decision, Refusal, Restoration, Session, SessionRecord, Tombstone};
+use mainstay_store::{Fault, RowFault, StoreError, Stored, Write};
 use mainstay_upstream::{Handshake, Link};
 
-use crate::engine::live::{Live, Parts};
-use crate::engine::{Engine, HOLD, Refused, SESSION_UNKNOWN, Served, refused};
+use crate::engine::live::{Barred, Entry, Live, Parts};
+use crate::engine::{Caller, Engine, HOLD, Refused, SESSION_UNKNOWN, Served, refused};
 
 impl Engine {
-    /// The live session that `id` names, for a request of `principal` to `served`.
+    /// The live session that `id` names, for a request of `caller` to `served`. The request counts as use of it
+    /// until the entry is dropped.
     ///
     /// The order of checks is S4's: principal, then state. A session that the table does not hold is restored from
     /// the ledger; while the ledger or the restore fails for now, the request is held, then refused as
@@ -22,70 +24,122 @@ impl Engine {
     ///
     /// # Errors
     /// What the client is to be told.
-    pub async fn find(
-        self: &Arc<Self>,
-        id: &SessionId,
-        principal: &Principal,
-        served: &Served,
-    ) -> Result<Arc<Live>, Refused> {
+    pub async fn find(self: &Arc<Self>, id: &SessionId, caller: &Caller, served: &Served) -> Result<Entry, Refused> {
         let key = self.keyring.session_key(id);
-        let live = match self.live.get(&key) {
-            Some(live) => Arc::clone(&live),
-            None => self.restore(key, principal).await?,
-        };
+        if let Some(live) = self.live.get(&key).map(|live| Arc::clone(&live))
+            && let Some(entry) = self.admit(&live, caller, served)?
+        {
+            return Ok(entry);
+        }
+        let held = tokio::time::timeout(HOLD, self.find_at_last(key, caller, served));
+        held.await
+            .map_err(|_| Refused::new(Code::Unavailable, "the session cannot be restored now; try again later"))?
+    }
+
+    /// Looks until the session is there and stays, or is known to be gone.
+    async fn find_at_last(
+        self: &Arc<Self>,
+        key: SessionKey,
+        caller: &Caller,
+        served: &Served,
+    ) -> Result<Entry, Refused> {
+        for _ in 0..LOOKS_MAX {
+            let live = match self.live.get(&key).map(|live| Arc::clone(&live)) {
+                Some(live) => live,
+                None => self.restore(key, Some(&caller.principal)).await?,
+            };
+            if let Some(entry) = self.admit(&live, caller, served)? {
+                return Ok(entry);
+            }
+            // It is overdue, or leaving memory: what has become of it is known once its lane is free.
+            self.expire(key).await;
+        }
+        Err(Refused::new(Code::Unavailable, "the session keeps leaving memory; try again"))
+    }
+
+    /// Lets a request into a live session; `None` if that is about to leave memory.
+    fn admit(&self, live: &Arc<Live>, caller: &Caller, served: &Served) -> Result<Option<Entry>, Refused> {
         if live.server.name != served.server.name {
             return Err(Refused::new(Code::SessionUnknown, SESSION_UNKNOWN));
         }
-        match live.admit(self.now(), principal, &self.settings.terms) {
-            Ok(hint) => {
+        match live.admit(self.now(), &caller.principal, &self.settings.terms) {
+            Ok((entry, hint)) => {
+                agrees(caller, &entry)?;
                 self.hint(hint);
-                Ok(live)
+                Ok(Some(entry))
             }
-            Err(refusal) => {
-                if refusal == Refusal::Overdue {
-                    self.expire(key).await;
-                }
+            Err(Barred::Leaving | Barred::Refused(Refusal::Overdue)) => Ok(None),
+            Err(Barred::Refused(refusal)) => {
+                self.note_stranger(&refusal, live.key, &live.server.name, &caller.principal);
                 Err(refused(&refusal))
             }
         }
     }
 
-    async fn restore(self: &Arc<Self>, key: SessionKey, principal: &Principal) -> Result<Arc<Live>, Refused> {
+    /// The live session `key`, for an operator: whose it is does not matter.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub(crate) async fn load(self: &Arc<Self>, key: SessionKey) -> Result<Arc<Live>, Refused> {
+        match self.live.get(&key).map(|live| Arc::clone(&live)) {
+            Some(live) => Ok(live),
+            None => self.restore(key, None).await,
+        }
+    }
+
+    async fn restore(self: &Arc<Self>, key: SessionKey, asker: Option<&Principal>) -> Result<Arc<Live>, Refused> {
         let _lane = self.lane(&key).lock().await;
         if let Some(live) = self.live.get(&key) {
             return Ok(Arc::clone(&live));
         }
-        match self.stored(key).await? {
-            Stored::Absent | Stored::Unreadable(_) => Err(Refused::new(Code::SessionUnknown, SESSION_UNKNOWN)),
-            Stored::Ended(tombstone) if tombstone.principal == *principal => {
+        let is_theirs = |owner: &Principal| asker.is_none_or(|asker| asker == owner);
+        match self.held("a session", || self.store.find(key)).await {
+            Stored::Absent => Err(Refused::new(Code::SessionUnknown, SESSION_UNKNOWN)),
+            Stored::Unreadable(fault) => Err(unreadable(&fault)),
+            Stored::Ended(tombstone) if is_theirs(&tombstone.principal) => {
                 Err(refused(&Refusal::Ended(tombstone.state)))
             }
-            Stored::Ended(_) => Err(Refused::new(Code::OtherPrincipal, SESSION_UNKNOWN)),
-            Stored::Live(record) if record.principal != *principal => {
-                Err(Refused::new(Code::OtherPrincipal, SESSION_UNKNOWN))
+            Stored::Live(record) if is_theirs(&record.principal) => self.wake(*record).await,
+            Stored::Ended(Tombstone { server, .. }) => Err(self.stranger(key, &server, asker)),
+            Stored::Live(record) if record.contract != self.settings.contract => {
+                // Nobody can prove any more to be its principal: it ends, and whoever asks learns nothing (S4, S15).
+                let _ended = self.wake(*record).await;
+                Err(refused(&Refusal::OtherPrincipal))
             }
-            Stored::Live(record) => self.wake(*record).await,
+            Stored::Live(record) => Err(self.stranger(key, &record.server, asker)),
         }
     }
 
-    /// Reads a row, holding the request while the ledger cannot be read.
-    async fn stored(&self, key: SessionKey) -> Result<Stored, Refused> {
+    /// Reads the ledger, for as long as that takes: the caller's request is held meanwhile.
+    async fn held<T, F>(&self, what: &'static str, read: impl Fn() -> F) -> T
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
         let mut pause = RETRY_FIRST;
-        let held = tokio::time::timeout(HOLD, async {
-            loop {
-                match self.store.find(key).await {
-                    Ok(stored) => return stored,
-                    Err(error) => self.note_deferred(&error),
-                }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(RETRY_MAX);
+        loop {
+            match read().await {
+                Ok(found) => return found,
+                Err(error) => tracing::warn!(what, error = %error, "not readable yet; the request is held"),
             }
-        });
-        held.await.map_err(|_| Refused::new(Code::Unavailable, "the ledger cannot be read now; try again later"))
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MAX);
+        }
     }
 
-    fn note_deferred(&self, error: &StoreError) {
-        tracing::warn!(error = %error, "a session cannot be restored yet; its request is held");
+    fn stranger(&self, key: SessionKey, server: &ServerName, asker: Option<&Principal>) -> Refused {
+        if let Some(asker) = asker {
+            self.note_stranger(&Refusal::OtherPrincipal, key, server, asker);
+        }
+        refused(&Refusal::OtherPrincipal)
+    }
+
+    /// Puts on record that somebody asked for a session that is not his (S4, I5).
+    fn note_stranger(&self, refusal: &Refusal, key: SessionKey, server: &ServerName, asker: &Principal) {
+        if *refusal == Refusal::OtherPrincipal {
+            let actor = Actor::Client(asker.clone());
+            let entry = self.audit_entry(actor, Action::StrangerRefused, Some(key), server, "");
+            self.store.hint(Write::Audit(entry));
+        }
     }
 
     /// Under which circumstances a stored session is asked for now.
@@ -101,6 +155,7 @@ impl Engine {
             Restoration::Resumed(session) => session,
             Restoration::Refused(reason, decision) => {
                 tracing::warn!(session = %session_ref, reason = %reason, "restore refused");
+                self.metrics.restored("refused");
                 return self.bury(&decision, Code::SessionClosed).await;
             }
             Restoration::Overdue(decision) => return self.bury(&decision, Code::SessionExpired).await,
@@ -110,10 +165,7 @@ impl Engine {
         let Some(served) = self.servers.get(&stored.server) else {
             return Err(Refused::new(Code::SessionUnknown, SESSION_UNKNOWN));
         };
-        let remembered = self.store.resume_record(stored.key).await.unwrap_or_else(|error| {
-            tracing::warn!(session = %session_ref, error = %error, "resume record not readable; the upstream session is made again");
-            None
-        });
+        let remembered = self.held("a resume record", || self.store.resume_record(stored.key)).await;
         let handshake = Handshake {
             key: stored.key,
             params: stored.initialize_params.clone(),
@@ -126,13 +178,14 @@ impl Engine {
         let key = stored.key;
         let live = Live::new(Parts { session, server: Arc::clone(&served.server), link, listen: self.listen_stream() });
         self.live.insert(key, Arc::clone(&live));
+        self.metrics.restored("resumed");
         tracing::info!(session = %session_ref, server = %served.server.name, "session restored");
         Ok(live)
     }
 
     /// Makes an ending found at restore durable, and says it. If the ledger cannot take it the id is still not served.
     async fn bury(&self, decision: &Decision, code: Code) -> Result<Arc<Live>, Refused> {
-        match self.commit_ending(&decision.changes, None).await {
+        match self.commit_ending(&decision.changes, None, Actor::Gateway).await {
             Ok(()) if code == Code::SessionExpired => Err(refused(&Refusal::Overdue)),
             Ok(()) => Err(Refused::new(code, "the session was closed; open a new one")),
             Err(_) => Err(Refused::new(Code::Unavailable, "the ledger cannot be written now; try again later")),
@@ -140,6 +193,29 @@ impl Engine {
     }
 }
 
+/// What is told of a row that cannot be read. Under a key or of a version that may come back, it is only deferred.
+fn unreadable(fault: &RowFault) -> Refused {
+    match fault.fault {
+        Fault::UnknownKey { .. } | Fault::Future { .. } => {
+            Refused::new(Code::Unavailable, "the session's row cannot be read by this gateway now; try again later")
+        }
+        Fault::Tampered | Fault::Misfiled | Fault::Unparsable => Refused::new(Code::SessionUnknown, SESSION_UNKNOWN),
+    }
+}
+
+/// An agent name that disagrees with the one its session was opened under is refused (I2).
+fn agrees(caller: &Caller, live: &Live) -> Result<(), Refused> {
+    let Some(named) = &caller.agent else { return Ok(()) };
+    let opened_by = live.with_session(|session| session.record().agent.clone());
+    if opened_by.is_some_and(|opened_by| opened_by != *named) {
+        let text = "`X-Agent-Name` names another agent than the one that opened this session";
+        return Err(Refused::new(Code::AgentRefused, text));
+    }
+    Ok(())
+}
+
+/// How often a session is looked up anew because it was just leaving memory.
+const LOOKS_MAX: usize = 8;
 /// The first pause between two tries of the ledger.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 /// The longest.

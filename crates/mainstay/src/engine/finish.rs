@@ -2,86 +2,153 @@
 
 use std::sync::Arc;
 
+use mainstay_core::audit::{Action, Actor};
 use mainstay_core::code::Code;
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::OwedDelete;
-use mainstay_core::session::{Change, Input, Refusal, Restoration, Session};
+use mainstay_core::session::{Change, Decision, Input, Refusal, Restoration, Session, State};
 use mainstay_store::{CommitError, Stored, Write};
-use mainstay_upstream::Ending;
+use mainstay_upstream::{Ending, dismiss};
 
 use crate::engine::live::Live;
 use crate::engine::{Engine, Refused, refused};
+use crate::runtime::spawn;
 
 impl Engine {
     /// Ends a live session as `input` says. The first ending wins; if the ledger refuses, the session goes on.
     ///
+    /// Once begun it is carried through, whatever becomes of the caller: half an ending would leave an ended id alive.
+    ///
     /// # Errors
     /// The machine's refusal, or [`Code::Internal`] if the ending could not be made durable.
-    pub async fn end(&self, live: &Arc<Live>, input: &Input) -> Result<(), Refused> {
-        let (now, terms) = (self.now(), &self.settings.terms);
-        let decision = live.with_session(|session| session.decide(now, input, terms)).map_err(|no| refused(&no))?;
-        let owed = live.link.record().and_then(|record| record.owed_delete(self.now()));
-        match self.commit_ending(&decision.changes, owed).await {
-            Ok(()) => {}
-            Err(CommitError::Conflict { .. }) => {
-                return Err(refused(&Refusal::Illegal {
-                    state: live.with_session(|session| session.record().state),
-                    input: "ending",
-                }));
+    pub async fn end(self: &Arc<Self>, live: &Arc<Live>, input: Input, actor: Actor) -> Result<(), Refused> {
+        let (engine, live) = (Arc::clone(self), Arc::clone(live));
+        let ending = spawn(async move {
+            let (now, terms) = (engine.now(), &engine.settings.terms);
+            let decided = live.with_session(|session| session.decide(now, &input, terms));
+            match decided {
+                Ok(decision) => engine.carry_out(&live, &decision, actor).await,
+                Err(refusal) => Err(refused(&refusal)),
             }
+        });
+        ending.await.unwrap_or_else(|_| Err(Refused::new(Code::Internal, "the ending failed in the gateway")))
+    }
+
+    /// Makes a decision about a live session durable, applies it, and, if it ends the session, performs that. To be run
+    /// to its end.
+    async fn carry_out(&self, live: &Arc<Live>, decision: &Decision, actor: Actor) -> Result<(), Refused> {
+        let owed = live.link.record().and_then(|record| record.owed_delete(self.now()));
+        match self.commit_ending(&decision.changes, owed, actor).await {
+            Ok(()) => {}
+            Err(CommitError::Conflict { .. }) => return Err(self.ended_by_another(live.key).await),
             Err(error) => {
                 tracing::error!(session = %live.key.session_ref(), error = %error, "a session could not be ended; it goes on");
                 return Err(Refused::new(Code::Internal, "the ledger cannot be written now; the session goes on"));
             }
         }
         live.apply(&decision.changes);
-        self.live.remove(&live.key);
-        live.shut();
-        let ending = if live.server.is_http() { Ending::KeepForResume } else { Ending::Delete };
-        live.link.end(ending).await;
-        self.owed.notify_one();
-        tracing::info!(session = %live.key.session_ref(), "session ended");
+        if live.with_session(|session| session.record().state.is_ended()) {
+            self.live.remove(&live.key);
+            live.shut();
+            let ending = if live.server.is_http() { Ending::KeepForResume } else { Ending::Delete };
+            live.link.end(ending).await;
+            tracing::info!(session = %live.key.session_ref(), "session ended");
+        }
         Ok(())
     }
 
-    /// Expires the session `key` if it is overdue, wherever it is.
-    pub(crate) async fn expire(&self, key: SessionKey) {
-        let live = self.live.get(&key).map(|live| Arc::clone(&live));
-        if let Some(live) = live {
-            let input = Input::Expire { activity: live.activity() };
-            if let Err(refusal) = self.end(&live, &input).await {
-                tracing::debug!(session = %key.session_ref(), refusal = %refusal.text, "not expired");
-                // What goes on in it is use, of which the ledger must learn, or the reaper comes straight back.
-                self.hint(live.touch(self.now(), &self.settings.terms));
-            }
-            return;
-        }
-        let _lane = self.lane(&key).lock().await;
-        if self.live.contains_key(&key) {
-            return;
-        }
+    /// What became of a session that somebody else ended first.
+    async fn ended_by_another(&self, key: SessionKey) -> Refused {
         match self.store.find(key).await {
-            Ok(Stored::Live(record)) => match Session::restore(*record, &self.asked()) {
-                Restoration::Resumed(_) => {}
-                Restoration::Refused(_, decision)
-                | Restoration::Overdue(decision)
-                | Restoration::Unfinished(decision) => {
-                    if let Err(error) = self.commit_ending(&decision.changes, None).await {
-                        tracing::warn!(session = %key.session_ref(), error = %error, "not expired yet");
-                    }
-                }
-            },
-            Ok(Stored::Ended(_) | Stored::Unreadable(_) | Stored::Absent) => {}
-            Err(error) => tracing::warn!(session = %key.session_ref(), error = %error, "not expired yet"),
+            Ok(Stored::Ended(tombstone)) => refused(&Refusal::Ended(tombstone.state)),
+            Ok(Stored::Live(_) | Stored::Unreadable(_) | Stored::Absent) | Err(_) => {
+                Refused::new(Code::Internal, "the session changed meanwhile; try again")
+            }
         }
+    }
+
+    /// Expires the session `key` if it is overdue, wherever it is. Once begun it is carried through. `true` if there is
+    /// nothing left of it to be expired now.
+    pub(crate) async fn expire(self: &Arc<Self>, key: SessionKey) -> bool {
+        let engine = Arc::clone(self);
+        let expiring = spawn(async move {
+            let _lane = engine.lane(&key).lock().await;
+            let live = engine.live.get(&key).map(|live| Arc::clone(&live));
+            match live {
+                Some(live) => engine.expire_live(&live).await,
+                None => engine.expire_stored(key).await,
+            }
+        });
+        expiring.await.unwrap_or(false)
+    }
+
+    /// Expires a live session. The caller holds its lane.
+    async fn expire_live(&self, live: &Arc<Live>) -> bool {
+        let (now, terms) = (self.now(), &self.settings.terms);
+        let decision = live.leave(|session, activity| session.decide(now, &Input::Expire { activity }, terms).ok());
+        let Some(decision) = decision else {
+            // Its deadline has moved, or what goes on in it is use; the ledger must learn of it, or the reaper comes
+            // straight back.
+            self.hint(live.note_use(now, terms));
+            return true;
+        };
+        let done = self.carry_out(live, &decision, Actor::Gateway).await;
+        if let Err(refusal) = &done {
+            tracing::warn!(session = %live.key.session_ref(), refusal = %refusal.text, "not expired yet");
+            live.stay();
+        }
+        done.is_ok()
+    }
+
+    /// Expires a session that is in the ledger only. The caller holds its lane.
+    async fn expire_stored(&self, key: SessionKey) -> bool {
+        let record = match self.store.find(key).await {
+            Ok(Stored::Live(record)) => *record,
+            Ok(Stored::Ended(_) | Stored::Unreadable(_) | Stored::Absent) => return true,
+            Err(error) => {
+                tracing::warn!(session = %key.session_ref(), error = %error, "not expired yet");
+                return false;
+            }
+        };
+        let decision = match Session::restore(record, &self.asked()) {
+            Restoration::Resumed(_) => return true,
+            Restoration::Refused(_, decision) | Restoration::Overdue(decision) | Restoration::Unfinished(decision) => {
+                decision
+            }
+        };
+        let done = self.commit_ending(&decision.changes, None, Actor::Gateway).await;
+        if let Err(error) = &done {
+            tracing::warn!(session = %key.session_ref(), error = %error, "not expired yet");
+        }
+        done.is_ok()
     }
 
     /// Makes an ending durable, together with the delete that is owed for it. Without `owed`, the resume record in
     /// the ledger says what is owed.
-    pub(crate) async fn commit_ending(&self, changes: &[Change], owed: Option<OwedDelete>) -> Result<(), CommitError> {
+    pub(crate) async fn commit_ending(
+        &self,
+        changes: &[Change],
+        owed: Option<OwedDelete>,
+        actor: Actor,
+    ) -> Result<(), CommitError> {
         let mut writes: Vec<_> = changes.iter().cloned().map(Write::Session).collect();
         for change in changes {
+            if let Change::Update(record) = change
+                && record.state == State::Draining
+            {
+                writes.push(Write::Audit(self.audit_entry(
+                    actor.clone(),
+                    Action::DrainBegun,
+                    Some(record.key),
+                    &record.server,
+                    "",
+                )));
+            }
             let Change::End(tombstone) = change else { continue };
+            let action = ending_action(tombstone.state, &actor);
+            let entry =
+                self.audit_entry(actor.clone(), action, Some(tombstone.key), &tombstone.server, &tombstone.reason);
+            writes.push(Write::Audit(entry));
             let owed = match owed.clone() {
                 Some(owed) => Some(owed),
                 None => {
@@ -93,7 +160,48 @@ impl Engine {
             writes.push(Write::ForgetResume(tombstone.key));
         }
         self.store.commit(writes).await?;
+        for change in changes {
+            if let Change::End(tombstone) = change {
+                self.census.leave(&tombstone.principal);
+                let lived = tombstone.ended_at.since(tombstone.opened_at);
+                self.metrics.ended(&tombstone.server, tombstone.state.as_str(), lived);
+                self.dismiss_held(tombstone.key);
+            }
+        }
         self.owed.notify_one();
         Ok(())
+    }
+}
+
+impl Engine {
+    /// Ends the child that an earlier worker left for a session that nobody will use again.
+    pub(crate) fn dismiss_held(&self, key: SessionKey) {
+        if let Some(held) = self.take_held(&key) {
+            tracing::info!(session = %key.session_ref(), pid = held.identity.pid(), "ending a child without a session");
+            let custody = self.custody.clone();
+            spawn(async move { dismiss(&custody, held).await });
+        }
+    }
+
+    /// Puts on record that a server is owed a delete, and has it paid.
+    pub(crate) fn owe(self: &Arc<Self>, owed: OwedDelete) {
+        let engine = Arc::clone(self);
+        spawn(async move {
+            let server = owed.server.clone();
+            if let Err(error) = engine.store.commit(vec![Write::Owe(owed)]).await {
+                tracing::error!(server = %server, error = %error, "an owed delete could not be stored; the server's session is left to expire there");
+            }
+            engine.owed.notify_one();
+        });
+    }
+}
+
+/// What the audit trail calls an ending. A client deletes; whoever else ends a session as deleted has drained it.
+fn ending_action(state: State, actor: &Actor) -> Action {
+    match (state, actor) {
+        (State::Expired, _) => Action::Expired,
+        (State::Closed, _) => Action::Closed,
+        (_, Actor::Client(_)) => Action::Deleted,
+        (_, Actor::Operator | Actor::Gateway) => Action::Drained,
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mainstay_core::audit::{Action, Actor};
 use mainstay_core::call::{EventId, RoutedId};
 use mainstay_core::code::Code;
 use mainstay_core::id::SessionKey;
@@ -15,16 +16,17 @@ use mainstay_store::Write;
 use mainstay_upstream::{ListsChanged, Notice};
 use tokio::sync::mpsc;
 
-use crate::engine::call::refusal_message;
 use crate::engine::live::Live;
-use crate::engine::stream::{Reader, Stream};
+use crate::engine::stream::{Reader, Stream, Weight};
 use crate::engine::{Engine, ListenStream, Refused};
 use crate::runtime::spawn;
 
 /// What answers a GET.
 pub enum Followed {
-    /// A stream to be read.
-    Stream(Reader),
+    /// The session's listening stream.
+    Listening(Reader),
+    /// A call's stream, taken up again.
+    Resumed(Reader),
     /// The stream is finished and everything of it was sent: 204.
     Finished,
     /// There is no listening stream here: 405.
@@ -35,48 +37,36 @@ impl Engine {
     /// Answers a client's GET: the listening stream, or the stream that `last_event_id` is a cursor of (R2, R5).
     ///
     /// # Errors
-    /// [`Code::EventUnknown`] if the cursor is malformed or another session's.
+    /// [`Code::EventUnknown`] if the cursor is malformed or another session's, or of a stream whose call it does not
+    /// name.
     pub fn follow(self: &Arc<Self>, live: &Arc<Live>, last_event_id: Option<&str>) -> Result<Followed, Refused> {
         let Some(cursor) = last_event_id else {
-            return Ok(if self.has_listening(live) { self.read_listen(live, None, None) } else { Followed::NoStream });
+            return Ok(if self.has_listening(live) {
+                Followed::Listening(live.listen.read(None, None))
+            } else {
+                Followed::NoStream
+            });
         };
-        let event = EventId::parse(cursor)
-            .filter(|event| event.tag == live.key.tag())
-            .ok_or_else(|| Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this session's"))?;
+        let unknown = || Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this session's");
+        let event = EventId::parse(cursor).filter(|event| event.tag == live.key.tag()).ok_or_else(unknown)?;
         if event.stream.is_listen() {
             let after = if event.stream.epoch == self.epoch.counter { event.sequence } else { 0 };
-            return Ok(self.read_listen(live, Some(after), Some(cursor.to_owned())));
+            return Ok(Followed::Listening(live.listen.read(Some(after), Some(cursor.to_owned()))));
+        }
+        if event.last {
+            return Ok(Followed::Finished);
         }
         if let Some(stream) = live.stream(event.stream) {
-            if event.last {
-                return Ok(Followed::Finished);
-            }
-            return Ok(Followed::Stream(stream.read(Some(event.sequence), Some(cursor.to_owned()))));
+            return Ok(Followed::Resumed(stream.read(Some(event.sequence), Some(cursor.to_owned()))));
         }
-        Ok(self.follow_lost(live, event, cursor))
-    }
-
-    /// A cursor of a stream that this worker does not hold: an answer from the child's custody, or the truth (R4).
-    fn follow_lost(self: &Arc<Self>, live: &Arc<Live>, event: EventId, cursor: &str) -> Followed {
-        let Some(original) = event.request.filter(|_| !event.last) else { return Followed::Finished };
-        let stream = Stream::continued(live.key.tag(), event.stream, Some(original.clone()), event.sequence);
-        let id = RoutedId { stream: event.stream, original: original.clone() };
-        let kept = live.keep(&stream, self.settings.streams_max).is_ok();
-        if !(kept && self.rejoin(live, id, &stream)) {
-            let text = format!(
-                "the gateway lost its connection to server `{}` while the call ran; whether it was executed is unknown",
-                live.server.name,
-            );
-            let mut refusal = Refused::new(Code::OutcomeUnknown, text);
-            refusal.server = Some(live.server.name.clone());
-            stream.finish(refusal_message(&original, &refusal));
-            live.let_go(event.stream);
-        }
-        Followed::Stream(stream.read(None, Some(cursor.to_owned())))
-    }
-
-    fn read_listen(&self, live: &Arc<Live>, after: Option<u64>, cursor: Option<String>) -> Followed {
-        Followed::Stream(live.listen.read(after, cursor))
+        // A stream that this worker does not hold: an answer from the child's custody, or the truth (R4). An id that
+        // was too long for the cursor leaves nothing to answer to.
+        let request = event.request.ok_or_else(unknown)?;
+        let stream = Stream::continued(live.key.tag(), event.stream, Some(request.clone()), event.sequence);
+        let _ = live.keep(&stream, self.settings.streams_max);
+        let reader = stream.read(None, Some(cursor.to_owned()));
+        self.take_up(live, &stream, &request);
+        Ok(Followed::Resumed(reader))
     }
 
     /// Whether anything could ever be sent on the session's listening stream (R5).
@@ -105,24 +95,24 @@ impl Engine {
         live: &Arc<Live>,
         message: &Bytes,
         envelope: &Envelope,
-    ) -> Option<Bytes> {
+    ) -> Option<(Bytes, Weight)> {
         match envelope.kind {
-            Kind::Request => self.question(live, message, envelope),
+            Kind::Request => Some((self.question(live, message, envelope)?, Weight::Essential)),
             Kind::Notification => {
                 let method = Method::of(&envelope.method_name(message)?);
                 if method == Method::Progress {
                     let span = member(message, envelope.params.as_ref()?, "progressToken")?;
                     let token = RoutedId::decode(&message[span.clone()])?;
-                    return Some(splice(message, &[(span, &token.original)]).into());
+                    return Some((splice(message, &[(span, &token.original)]).into(), Weight::Passing));
                 }
                 if method == Method::Cancelled {
                     let span = member(message, envelope.params.as_ref()?, "requestId")?;
                     let asked = live.asked_as(&message[span.clone()])?;
                     let original = live.answered(asked)?;
                     let dressed = RoutedId { stream: asked, original }.encode();
-                    return Some(splice(message, &[(span, &dressed)]).into());
+                    return Some((splice(message, &[(span, &dressed)]).into(), Weight::Passing));
                 }
-                Some(message.clone())
+                Some((message.clone(), Weight::Passing))
             }
             Kind::Result | Kind::Error => None,
         }
@@ -132,7 +122,7 @@ impl Engine {
     fn question(self: &Arc<Self>, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) -> Option<Bytes> {
         let span = envelope.id.clone()?;
         let original = message.slice(span.clone());
-        let asked = self.next_stream();
+        let asked = self.next_streams(1);
         if live.ask(asked, original.clone()).is_err() {
             self.decline(live, &original, "too many questions to this client are open");
             return None;
@@ -164,7 +154,9 @@ impl Engine {
         let Some(id) = RoutedId::decode(&message[span.clone()]) else { return };
         // A question of an earlier worker is not in memory; the server knows whether it is still open.
         let earlier = id.stream.epoch < self.epoch.counter;
-        let Some(original) = live.answered(id.stream).or_else(|| earlier.then_some(id.original)) else { return };
+        let original =
+            if earlier { live.answered_before(id.stream).then_some(id.original) } else { live.answered(id.stream) };
+        let Some(original) = original else { return };
         forward(live, splice(message, &[(span, &original)]).into()).await;
     }
 
@@ -182,6 +174,12 @@ impl Engine {
                 let Some(stream) = live.in_flight(&original) else { return };
                 let dressed = RoutedId { stream, original }.encode();
                 forward(live, splice(message, &[(span, &dressed)]).into()).await;
+                // A server does not answer what was cancelled; the call must not stay in flight for that.
+                let live = Arc::clone(live);
+                spawn(async move {
+                    tokio::time::sleep(CANCELLED_GRACE).await;
+                    live.give_up(stream);
+                });
             }
             _ => forward(live, message.clone()).await,
         }
@@ -193,28 +191,33 @@ impl Engine {
             return;
         }
         if let Notice::Owed(owed) = notice {
-            self.store.hint(Write::Owe(owed));
-            self.owed.notify_one();
+            self.owe(owed);
             return;
         }
         let Some(live) = self.live.get(&key).map(|live| Arc::clone(&live)) else { return };
         match notice {
             Notice::Message(message) => {
                 let Ok(envelope) = scan(&message) else { return };
-                if let Some(message) = self.server_message(&live, &message, &envelope) {
-                    live.listen.push(message);
+                if let Some((message, weight)) = self.server_message(&live, &message, &envelope) {
+                    live.listen.push(message, weight);
                 }
             }
             Notice::Remade { reason, lists } => {
                 tracing::info!(session = %key.session_ref(), server = %live.server.name, reason = %reason, "upstream session made again");
+                self.metrics.remade(&live.server.name);
+                let entry = self.audit_entry(Actor::Gateway, Action::Remade, Some(key), &live.server.name, &reason);
+                self.store.hint(Write::Audit(entry));
                 live.leave_notice(remade_notice(&live, &reason));
                 if lists != ListsChanged::Same {
                     say_lists_changed(&live);
                 }
             }
-            Notice::Opened(_) => {
-                tracing::info!(session = %key.session_ref(), server = %live.server.name, "server is up");
-                say_lists_changed(&live);
+            Notice::Opened(opened) => {
+                self.note_card(&live.server, &opened);
+                if live.was_answered_for() {
+                    tracing::info!(session = %key.session_ref(), server = %live.server.name, "server is up");
+                    say_lists_changed(&live);
+                }
             }
             Notice::Record(_) | Notice::Owed(_) => {}
         }
@@ -251,7 +254,7 @@ fn say_lists_changed(live: &Arc<Live>) {
     for list in ["tools", "prompts", "resources"] {
         if declares(&record.initialize_result, &[list], Some("listChanged")) {
             let method = format!("notifications/{list}/list_changed");
-            live.listen.push(notification_message(&method, None).into());
+            live.listen.push(notification_message(&method, None).into(), Weight::Passing);
         }
     }
 }
@@ -276,6 +279,8 @@ fn declares(message: &[u8], names: &[&str], flag: Option<&str>) -> bool {
     })
 }
 
+/// How long a server may still answer a call that was cancelled.
+const CANCELLED_GRACE: Duration = Duration::from_secs(5);
 /// How long a client waits for a one-way message to be passed on.
 const SHORTLY: Duration = Duration::from_secs(2);
 /// How long a server's question may stay open: long enough for a person, not for ever.

@@ -1,6 +1,7 @@
 //! One session in memory: its machine, its way to the server, its streams and the calls in flight.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -10,7 +11,7 @@ use mainstay_core::id::SessionKey;
 use mainstay_core::principal::Principal;
 use mainstay_core::session::{Activity, Change, Refusal, Session, Terms};
 use mainstay_core::time::Timestamp;
-use mainstay_core::wire::method::Version;
+use mainstay_core::wire::method::{Method, Version};
 use mainstay_upstream::{Link, Server};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -31,23 +32,53 @@ pub struct Live {
     pub listen: Arc<Stream>,
     /// The end of the session, once it has come.
     pub ended: Latch,
-    session: Mutex<Session>,
+    gate: Mutex<Gate>,
     traffic: Mutex<Traffic>,
+    /// Requests that were admitted and are not answered yet.
+    entries: AtomicU32,
     calls: AtomicU32,
     streams: AtomicU32,
+    /// Rung when the last entry or call is over.
+    idle: Notify,
+    /// Rung when calls are given up.
+    given_up: Notify,
+    /// Whether `initialize` was answered in the name of a server that was down.
+    answered_for: AtomicBool,
     notice: Mutex<Option<Bytes>>,
     has_notice: AtomicBool,
 }
 
+/// The machine, and whether its session is on its way out of memory. Whoever finds it leaving waits in the session's
+/// lane and looks again.
+struct Gate {
+    session: Session,
+    leaving: bool,
+}
+
+/// A call in flight.
+#[derive(Clone)]
+pub struct InFlight {
+    /// The client's own raw id. One id may be in flight more than once (R9).
+    pub client_id: Bytes,
+    /// The number under which the call runs.
+    pub stream: StreamId,
+    /// What it calls.
+    pub method: Method,
+    /// When it began.
+    pub since: Timestamp,
+}
+
 #[derive(Default)]
 struct Traffic {
-    /// Calls in flight by the client's own raw id, and the stream number under which each runs. One id may be in
-    /// flight more than once (R9).
-    calls: Vec<(Bytes, StreamId)>,
+    calls: Vec<InFlight>,
     /// Streams of calls that a client may come back to.
     streams: BTreeMap<StreamId, Arc<Stream>>,
     /// Questions of the server that await the client's answer, by the number that they were dressed with.
     asked: BTreeMap<StreamId, Bytes>,
+    /// Questions of earlier workers that were answered to this one: no second answer goes out (R6).
+    answered_before: BTreeSet<StreamId>,
+    /// Calls that the client cancelled and the server did not answer in time.
+    given_up: BTreeSet<StreamId>,
 }
 
 /// What a [`Live`] is made of.
@@ -73,10 +104,14 @@ impl Live {
             link: parts.link,
             listen: Stream::new(record.key.tag(), parts.listen, None),
             ended: Latch::default(),
-            session: Mutex::new(parts.session),
+            gate: Mutex::new(Gate { session: parts.session, leaving: false }),
             traffic: Mutex::default(),
+            entries: AtomicU32::new(0),
             calls: AtomicU32::new(0),
             streams: AtomicU32::new(0),
+            idle: Notify::new(),
+            given_up: Notify::new(),
+            answered_for: AtomicBool::new(false),
             notice: Mutex::new(None),
             has_notice: AtomicBool::new(false),
         })
@@ -84,52 +119,110 @@ impl Live {
 
     /// Reads the machine.
     pub fn with_session<T>(&self, read: impl FnOnce(&Session) -> T) -> T {
-        read(&self.session.lock())
+        read(&self.gate.lock().session)
     }
 
     /// Applies changes that are durable.
     pub fn apply(&self, changes: &[Change]) {
-        let mut session = self.session.lock();
+        let mut gate = self.gate.lock();
         for change in changes {
-            session.apply(change);
+            gate.session.apply(change);
         }
     }
 
-    /// Lets a request of `principal` in and moves the idle deadline. What comes back is a hint for the store, at most
+    /// Lets a request of `principal` in and moves the idle deadline. With the entry comes a hint for the store, at most
     /// one every few seconds (S5).
     ///
     /// # Errors
-    /// The machine's refusal: another principal, ended, draining, overdue (S4).
-    pub fn admit(&self, now: Timestamp, principal: &Principal, terms: &Terms) -> Result<Option<Change>, Refusal> {
-        let mut session = self.session.lock();
-        match session.admit(now, principal) {
+    /// [`Barred`]: the machine's refusal (S4), or the session is leaving memory.
+    pub fn admit(
+        self: &Arc<Self>,
+        now: Timestamp,
+        principal: &Principal,
+        terms: &Terms,
+    ) -> Result<(Entry, Option<Change>), Barred> {
+        let mut gate = self.gate.lock();
+        match gate.session.admit(now, principal) {
             // A call in flight or an open stream is use: the session is not idle, only long unasked.
             Err(Refusal::Overdue) if !self.activity().is_idle() => {}
-            admitted => admitted?,
+            admitted => admitted.map_err(Barred::Refused)?,
         }
-        Ok(session.touch(now, terms))
+        if gate.leaving {
+            return Err(Barred::Leaving);
+        }
+        self.entries.fetch_add(1, Ordering::AcqRel);
+        Ok((Entry(Arc::clone(self)), gate.session.touch(now, terms)))
     }
 
     /// Moves the idle deadline on behalf of the end of a call or stream.
     pub fn touch(&self, now: Timestamp, terms: &Terms) -> Option<Change> {
-        self.session.lock().touch(now, terms)
+        self.gate.lock().session.touch(now, terms)
     }
 
-    /// What keeps the session from being idle.
+    /// Notes what goes on in the session as use of it, and what the ledger should learn: `None` if it knows.
+    pub fn note_use(&self, now: Timestamp, terms: &Terms) -> Option<Change> {
+        let mut gate = self.gate.lock();
+        if !self.activity().is_idle() {
+            return gate.session.touch(now, terms);
+        }
+        let record = gate.session.record();
+        Some(Change::Touch { key: record.key, seen_at: record.seen_at, deadline: record.deadline })
+    }
+
+    /// Bars the way in if `may` agrees, under the gate's lock; from then on nobody is admitted. The caller holds the
+    /// session's lane, and either takes the session out of the table or [opens](Self::stay) the gate again.
+    pub fn leave<T>(&self, may: impl FnOnce(&Session, Activity) -> Option<T>) -> Option<T> {
+        let mut gate = self.gate.lock();
+        let agreed = may(&gate.session, self.activity())?;
+        gate.leaving = true;
+        Some(agreed)
+    }
+
+    /// Opens the gate again: the session stays.
+    pub fn stay(&self) {
+        self.gate.lock().leaving = false;
+    }
+
+    /// What keeps the session from being idle: requests being served and calls in flight, and streams that are read.
     pub fn activity(&self) -> Activity {
-        Activity { calls: self.calls.load(Ordering::Acquire), streams: self.streams.load(Ordering::Acquire) }
+        let calls = self.calls.load(Ordering::Acquire).saturating_add(self.entries.load(Ordering::Acquire));
+        Activity { calls, streams: self.streams.load(Ordering::Acquire) }
     }
 
-    /// Registers a call in flight under `stream`; it counts until the flight is dropped.
+    /// The calls in flight.
+    pub fn calls(&self) -> Vec<InFlight> {
+        self.traffic.lock().calls.clone()
+    }
+
+    /// How many questions of the server are open.
+    pub fn questions(&self) -> usize {
+        self.traffic.lock().asked.len()
+    }
+
+    /// Resolves once no request is being served and no call is in flight.
+    pub async fn idle(&self) {
+        loop {
+            let rung = self.idle.notified();
+            tokio::pin!(rung);
+            rung.as_mut().enable();
+            if self.activity().calls == 0 {
+                return;
+            }
+            rung.await;
+        }
+    }
+
+    /// Registers a call in flight; it counts until the flight is dropped.
     ///
     /// # Errors
     /// The session's bound of calls in flight is reached.
-    pub fn take_off(self: &Arc<Self>, client_id: Bytes, stream: StreamId, calls_max: usize) -> Result<Flight, Crowded> {
+    pub fn take_off(self: &Arc<Self>, call: InFlight, calls_max: usize) -> Result<Flight, Crowded> {
         let mut traffic = self.traffic.lock();
         if traffic.calls.len() >= calls_max {
             return Err(Crowded);
         }
-        traffic.calls.push((client_id, stream));
+        let stream = call.stream;
+        traffic.calls.push(call);
         self.calls.fetch_add(1, Ordering::AcqRel);
         Ok(Flight { live: Arc::clone(self), stream })
     }
@@ -137,7 +230,7 @@ impl Live {
     /// The newest call in flight whose client-side id is `client_id`.
     pub fn in_flight(&self, client_id: &[u8]) -> Option<StreamId> {
         let traffic = self.traffic.lock();
-        traffic.calls.iter().rev().find(|(id, _)| id == client_id).map(|(_, stream)| *stream)
+        traffic.calls.iter().rev().find(|call| call.client_id == client_id).map(|call| call.stream)
     }
 
     /// Keeps the stream of a call so that its client can come back to it.
@@ -157,6 +250,62 @@ impl Live {
     /// A kept stream.
     pub fn stream(&self, id: StreamId) -> Option<Arc<Stream>> {
         self.traffic.lock().streams.get(&id).cloned()
+    }
+
+    /// Keeps what finished streams hold within its bound: what was delivered goes first, then the oldest.
+    pub fn trim(&self) {
+        let mut traffic = self.traffic.lock();
+        loop {
+            let finished = traffic.streams.values().filter(|stream| stream.is_finished());
+            let bytes: usize = finished.clone().map(|stream| stream.bytes()).sum();
+            if bytes <= KEPT_BYTES_MAX {
+                return;
+            }
+            let delivered = finished.clone().find(|stream| stream.is_delivered());
+            let Some(goes) = delivered.or_else(|| finished.clone().next()).map(|stream| stream.id()) else { return };
+            if traffic.streams.len() == 1 {
+                return;
+            }
+            traffic.streams.remove(&goes);
+        }
+    }
+
+    /// Whether an answer is kept that its client has not taken.
+    pub fn owes_answers(&self) -> bool {
+        self.traffic.lock().streams.values().any(|stream| !stream.is_delivered())
+    }
+
+    /// Gives a call up that the client cancelled and the server does not answer.
+    pub fn give_up(&self, stream: StreamId) {
+        let mut traffic = self.traffic.lock();
+        if traffic.calls.iter().any(|call| call.stream == stream) {
+            traffic.given_up.insert(stream);
+        }
+        drop(traffic);
+        self.given_up.notify_waiters();
+    }
+
+    /// Resolves once the call `stream` is given up. Cancel-safe.
+    pub async fn given_up(&self, stream: StreamId) {
+        loop {
+            let rung = self.given_up.notified();
+            tokio::pin!(rung);
+            rung.as_mut().enable();
+            if self.traffic.lock().given_up.contains(&stream) {
+                return;
+            }
+            rung.await;
+        }
+    }
+
+    /// Notes that `initialize` was answered in the name of a server that was down.
+    pub fn note_answered_for(&self) {
+        self.answered_for.store(true, Ordering::Release);
+    }
+
+    /// Whether `initialize` was answered in the name of a server that was down.
+    pub fn was_answered_for(&self) -> bool {
+        self.answered_for.load(Ordering::Acquire)
     }
 
     /// Lets a kept stream go.
@@ -182,30 +331,48 @@ impl Live {
         self.traffic.lock().asked.remove(&asked)
     }
 
+    /// Notes the answer to a question of an earlier worker: `true` for the first one only (R6).
+    pub fn answered_before(&self, asked: StreamId) -> bool {
+        let mut traffic = self.traffic.lock();
+        if traffic.answered_before.len() >= ASKED_MAX {
+            traffic.answered_before.pop_first();
+        }
+        traffic.answered_before.insert(asked)
+    }
+
     /// The dressed id of the open question that the server knows as `original`.
     pub fn asked_as(&self, original: &[u8]) -> Option<StreamId> {
         self.traffic.lock().asked.iter().find(|(_, id)| *id == original).map(|(asked, _)| *asked)
     }
 
-    /// Counts a connection that reads a stream of this session, until dropped.
-    pub fn reading(self: &Arc<Self>) -> Reading {
+    /// Counts one more connection that reads a stream of this session.
+    pub fn begin_reading(&self) {
         self.streams.fetch_add(1, Ordering::AcqRel);
-        Reading(Arc::clone(self))
+    }
+
+    /// Counts one connection less.
+    pub fn end_reading(&self) {
+        self.streams.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Leaves word for the client, to go with the next result (U6). A later word replaces an unread one.
     pub fn leave_notice(&self, notice: Bytes) {
-        *self.notice.lock() = Some(notice);
+        let mut place = self.notice.lock();
+        *place = Some(notice);
         self.has_notice.store(true, Ordering::Release);
     }
 
-    /// Takes the word for the client, if there is one. Costs a load when there is none.
-    pub fn take_notice(&self) -> Option<Bytes> {
+    /// Lets `place` put the word for the client into an answer, if there is one; it is gone only if that succeeds. Costs
+    /// a load when there is none.
+    pub fn with_notice<T>(&self, place: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
         if !self.has_notice.load(Ordering::Acquire) {
             return None;
         }
+        let mut notice = self.notice.lock();
+        let placed = place(notice.as_deref()?)?;
+        *notice = None;
         self.has_notice.store(false, Ordering::Release);
-        self.notice.lock().take()
+        Some(placed)
     }
 
     /// Ends everything that runs in this session's name in memory; the ledger knows already.
@@ -235,20 +402,41 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         let mut traffic = self.live.traffic.lock();
-        if let Some(place) = traffic.calls.iter().rposition(|(_, stream)| *stream == self.stream) {
+        if let Some(place) = traffic.calls.iter().rposition(|call| call.stream == self.stream) {
             traffic.calls.remove(place);
         }
+        traffic.given_up.remove(&self.stream);
+        drop(traffic);
         self.live.calls.fetch_sub(1, Ordering::AcqRel);
+        self.live.idle.notify_waiters();
     }
 }
 
-/// A connection that reads a stream. Dropping it stops counting.
-pub struct Reading(Arc<Live>);
+/// A request that was let in. Dropping it ends its claim on the session's attention.
+pub struct Entry(Arc<Live>);
 
-impl Drop for Reading {
-    fn drop(&mut self) {
-        self.0.streams.fetch_sub(1, Ordering::AcqRel);
+impl Deref for Entry {
+    type Target = Arc<Live>;
+
+    fn deref(&self) -> &Arc<Live> {
+        &self.0
     }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.0.entries.fetch_sub(1, Ordering::AcqRel);
+        self.0.idle.notify_waiters();
+    }
+}
+
+/// Why a request is not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Barred {
+    /// The machine refuses it.
+    Refused(Refusal),
+    /// The session is on its way out of memory: look again.
+    Leaving,
 }
 
 /// Something that happens once, and that any number of tasks can wait for.
@@ -282,3 +470,5 @@ impl Latch {
 }
 
 const ASKED_MAX: usize = 64;
+/// The most bytes of finished streams that are kept for one session; the newest answer is kept whatever its size.
+const KEPT_BYTES_MAX: usize = 32 << 20;

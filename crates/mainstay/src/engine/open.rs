@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mainstay_core::audit::{Action, Actor};
 use mainstay_core::code::Code;
 use mainstay_core::id::SessionId;
-use mainstay_core::principal::Principal;
 use mainstay_core::resume::ServerCard;
 use mainstay_core::session::{ClientName, Input, Opening, Session};
 use mainstay_core::wire::envelope::{escape, member, splice, unescape};
@@ -17,7 +17,7 @@ use mainstay_upstream::{Ending, Handshake, Link, Opened, Server};
 
 use crate::engine::call::failed;
 use crate::engine::live::{Live, Parts};
-use crate::engine::{Engine, Refused, Served, refused};
+use crate::engine::{Caller, Engine, HOLD, Refused, Served, refused};
 use crate::runtime::{entropy, spawn};
 
 /// A session that was opened: the id for the response header, and the `InitializeResult` as raw JSON.
@@ -29,22 +29,29 @@ pub struct Welcome {
 }
 
 impl Engine {
-    /// Opens a session of `principal` with `served` from the raw `params` of its `initialize`.
+    /// Opens a session of `caller` with `served` from the raw `params` of its `initialize`.
     ///
     /// When this returns the session's row is durable through power loss. If it fails, no row, no child and no
     /// upstream session is left, or an owed delete is. A server that is down does not fail it (U8).
     ///
     /// # Errors
     /// What the client is to be told; [`Code::http_status`] says whether inside HTTP 200.
-    pub async fn open(
+    pub async fn open(self: &Arc<Self>, caller: &Caller, served: &Served, params: Bytes) -> Result<Welcome, Refused> {
+        let _opening = self.openings.begin();
+        self.census.enter(&caller.principal)?;
+        let opened = self.open_counted(caller, served, params).await;
+        if opened.is_err() {
+            self.census.leave(&caller.principal);
+        }
+        opened
+    }
+
+    async fn open_counted(
         self: &Arc<Self>,
-        principal: &Principal,
+        caller: &Caller,
         served: &Served,
         params: Bytes,
     ) -> Result<Welcome, Refused> {
-        if self.live.len() >= self.settings.sessions_max {
-            return Err(Refused::new(Code::LimitReached, "the limit `sessions_max` of live sessions is reached"));
-        }
         let id = SessionId::from_entropy(entropy().map_err(|error| Refused::new(Code::Internal, error.to_string()))?);
         let key = self.keyring.session_key(&id);
         let handshake = Handshake {
@@ -54,12 +61,19 @@ impl Engine {
             log_level: None,
             subscriptions: BTreeSet::new(),
         };
-        let (link, opened) = self.reach(served, &handshake, &params).await?;
-        let version = opened.version.parse_version(&served.server)?;
+        let (link, opened) = self.reach(served, handshake, &params).await?;
+        let version = match opened.version.parse_version(&served.server) {
+            Ok(version) => version,
+            Err(refusal) => {
+                self.undo(link).await;
+                return Err(refusal);
+            }
+        };
         let opening = Opening {
             key,
             server: served.server.name.clone(),
-            principal: principal.clone(),
+            principal: caller.principal.clone(),
+            agent: caller.agent.clone(),
             client: client_name(&params),
             initialize_params: params,
             contract: self.settings.contract,
@@ -69,8 +83,11 @@ impl Engine {
             Ok(session) => {
                 let server = Arc::clone(&served.server);
                 let live = Live::new(Parts { session, server, link, listen: self.listen_stream() });
+                if opened.for_it {
+                    live.note_answered_for();
+                }
                 self.live.insert(key, live);
-                self.deadlines.notify_one();
+                self.expect_deadline();
                 Ok(Welcome { id, result: opened.result })
             }
             Err(refusal) => {
@@ -88,6 +105,9 @@ impl Engine {
         let decision = session.decide(now, &Input::Answered { version }, terms).map_err(|refusal| refused(&refusal))?;
         let mut writes: Vec<_> = decision.changes.iter().cloned().map(Write::Session).collect();
         writes.extend(link.record().map(Write::Resume));
+        let record = session.record();
+        let actor = Actor::Client(record.principal.clone());
+        writes.push(Write::Audit(self.audit_entry(actor, Action::Opened, Some(record.key), &record.server, "")));
         self.store.commit(writes).await.map_err(|error| {
             tracing::error!(session = %session_ref, error = %error, "a new session could not be made durable and was refused");
             Refused::new(Code::Unavailable, "the ledger cannot be written now; try again later")
@@ -100,75 +120,63 @@ impl Engine {
     }
 
     /// Ends what was opened for a session that came to nothing.
-    async fn undo(&self, link: Arc<Link>) {
+    async fn undo(self: &Arc<Self>, link: Arc<Link>) {
         if let Some(owed) = link.end(Ending::Delete).await {
-            self.store.hint(Write::Owe(owed));
-            self.owed.notify_one();
+            self.owe(owed);
         }
     }
 
-    /// Opens the way to the server, or, if that is down, answers for it from what is known.
+    /// Opens the way to the server, or, if that is down, answers for it from what is known (U8). The way is then opened
+    /// by the attempt that goes on, or by the first call.
     async fn reach(
         self: &Arc<Self>,
         served: &Served,
-        handshake: &Handshake,
+        handshake: Handshake,
         params: &Bytes,
     ) -> Result<(Arc<Link>, Answered), Refused> {
-        let (engine, server, ours) = (Arc::clone(self), Arc::clone(&served.server), handshake.clone());
-        let mut opening =
-            spawn(async move { Link::open(&engine.upstreams, &server, ours, engine.notices.clone()).await });
-        let patience = if served.server.is_http() { ANSWER_FOR_IT_AFTER } else { crate::engine::HOLD };
+        let server = &served.server;
+        let link = Link::lazy(&self.upstreams, server, handshake, self.notices.clone());
+        let reaching = Arc::clone(&link);
+        let mut opening = spawn(async move { reaching.reach().await });
+        let patience = if server.is_http() { ANSWER_FOR_IT_AFTER } else { HOLD };
         match tokio::time::timeout(patience, &mut opening).await {
-            Ok(Ok(Ok((link, opened)))) => {
-                self.note_card(&served.server, &opened);
-                Ok((link, Answered { result: opened.result, version: Spoken(opened.version) }))
+            Ok(Ok(Ok(opened))) => {
+                self.note_card(server, &opened);
+                Ok((link, Answered { result: opened.result, version: Spoken(opened.version), for_it: false }))
             }
-            Ok(Ok(Err(failure))) if !failure.is_unreachable() || !served.server.is_http() => {
-                Err(failed(&failure, &served.server))
+            Ok(Ok(Err(failure))) if !(failure.is_unreachable() && server.is_http()) => {
+                self.undo(link).await;
+                Err(failed(&failure, server))
             }
             Ok(Ok(Err(failure))) => {
-                tracing::warn!(server = %served.server.name, error = %failure, "server is down; answering `initialize` for it");
-                self.answer_for(served, handshake, params).await
+                tracing::warn!(server = %server.name, error = %failure, "server is down; answering `initialize` for it");
+                Ok((link, self.answer_for(served, params).await))
             }
             Ok(Err(_panicked)) => Err(Refused::new(Code::Internal, "opening the server's session failed")),
-            Err(_elapsed) if served.server.is_http() => {
-                tracing::warn!(server = %served.server.name, "server is slow; answering `initialize` for it");
-                let engine = Arc::clone(self);
-                spawn(async move {
-                    if let Ok(Ok((late, _))) = opening.await {
-                        engine.undo(late).await;
-                    }
-                });
-                self.answer_for(served, handshake, params).await
+            Err(_elapsed) if server.is_http() => {
+                tracing::warn!(server = %server.name, "server is slow; answering `initialize` for it");
+                Ok((link, self.answer_for(served, params).await))
             }
             Err(_elapsed) => {
                 opening.abort();
-                let mut refusal =
-                    Refused::new(Code::ServerUnreachable, "the server did not answer `initialize` in time");
-                refusal.server = Some(served.server.name.clone());
-                Err(refusal)
+                self.undo(link).await;
+                let refusal = Refused::new(Code::ServerUnreachable, "the server did not answer `initialize` in time");
+                Err(Refused { server: Some(server.name.clone()), ..refusal })
             }
         }
     }
 
-    /// Answers `initialize` in the name of a server that is down. The way to it is opened with the first call.
-    async fn answer_for(
-        self: &Arc<Self>,
-        served: &Served,
-        handshake: &Handshake,
-        params: &Bytes,
-    ) -> Result<(Arc<Link>, Answered), Refused> {
+    /// The answer to `initialize` in the name of a server that is down.
+    async fn answer_for(&self, served: &Served, params: &Bytes) -> Answered {
         let server = &served.server;
-        let link = Link::restore(&self.upstreams, server, handshake.clone(), None, None, self.notices.clone());
         let wanted = offered_version(params);
         let card = self.store.card(&server.name, server.fingerprint()).await;
         let result = card.map_or_else(|| minimal_result(server), |card| card.initialize_result);
-        let result = with_version(&result, wanted);
-        Ok((link, Answered { result, version: Spoken(wanted.as_str().into()) }))
+        Answered { result: with_version(&result, wanted), version: Spoken(wanted.as_str().into()), for_it: true }
     }
 
     /// Remembers what the server said of itself, if that is news.
-    fn note_card(&self, server: &Arc<Server>, opened: &Opened) {
+    pub(crate) fn note_card(&self, server: &Arc<Server>, opened: &Opened) {
         let known = self.facts.cards.get(&server.name).is_some_and(|known| *known == opened.result);
         if !known {
             self.facts.cards.insert(server.name.clone(), opened.result.clone());
@@ -186,6 +194,8 @@ impl Engine {
 struct Answered {
     result: Bytes,
     version: Spoken,
+    /// Whether the gateway answered in the server's place.
+    for_it: bool,
 }
 
 /// The version that a server answered.

@@ -28,10 +28,18 @@ pub fn to_server(message: &Bytes, envelope: &Envelope, id: &RoutedId) -> Outgoin
     Outgoing { id: encoded, message }
 }
 
-/// A server's response as it goes to the client: under the client's own id, with a notice if there is one (U6).
-pub fn to_client(message: &Bytes, envelope: &Envelope, original: &[u8], notice: Option<&[u8]>) -> Bytes {
-    let noticed =
-        notice.zip(envelope.result.as_ref()).and_then(|(notice, result)| place_notice(message, result, notice));
+/// A server's response as it goes to the client: under the client's own id.
+pub fn to_client(message: &Bytes, envelope: &Envelope, original: &[u8]) -> Bytes {
+    spliced(message, envelope, original, None)
+}
+
+/// The same with a notice in its `_meta` (U6); `None` if it has no result that could carry one.
+pub fn to_client_with(message: &Bytes, envelope: &Envelope, original: &[u8], notice: &[u8]) -> Option<Bytes> {
+    let noticed = place_notice(message, envelope.result.as_ref()?, notice)?;
+    Some(spliced(message, envelope, original, Some(noticed)))
+}
+
+fn spliced(message: &Bytes, envelope: &Envelope, original: &[u8], noticed: Option<(Span, Vec<u8>)>) -> Bytes {
     let mut edits: Vec<(Span, &[u8])> = Vec::with_capacity(2);
     edits.extend(envelope.id.clone().map(|span| (span, original)));
     edits.extend(noticed.as_ref().map(|(span, text)| (span.clone(), text.as_slice())));
@@ -47,7 +55,8 @@ fn progress_token(message: &[u8], envelope: &Envelope) -> Option<Span> {
 
 /// Where in `result`, and as what bytes, the member `"mainstay/notice": notice` goes in.
 fn place_notice(message: &[u8], result: &Span, notice: &[u8]) -> Option<(Span, Vec<u8>)> {
-    let meta = member(message, result, "_meta").filter(|span| message.get(span.start) == Some(&b'{'));
+    let meta = member(message, result, "_meta");
+    // A `_meta` that is no object stays as it is: a second one would make the result ambiguous.
     let object = meta.as_ref().unwrap_or(result);
     let inside = message.get(object.start).filter(|&&byte| byte == b'{').map(|_| object.start + 1)?;
     let rest = message.get(inside..object.end)?;
@@ -77,7 +86,8 @@ mod tests {
     fn answered(message: &str, notice: Option<&str>) -> String {
         let message = Bytes::copy_from_slice(message.as_bytes());
         let envelope = scan(&message).expect("a message");
-        let answer = to_client(&message, &envelope, b"7", notice.map(str::as_bytes));
+        let noticed = notice.and_then(|notice| to_client_with(&message, &envelope, b"7", notice.as_bytes()));
+        let answer = noticed.unwrap_or_else(|| to_client(&message, &envelope, b"7"));
         String::from_utf8(answer.to_vec()).expect("text")
     }
 
@@ -90,6 +100,7 @@ mod tests {
             (r#"{"_meta":{},"x":[]}"#, r#"{"_meta":{"mainstay/notice":1},"x":[]}"#),
             (r#"{"x":2,"_meta":{"k":1}}"#, r#"{"x":2,"_meta":{"mainstay/notice":1,"k":1}}"#),
             ("[1]", "[1]"),
+            (r#"{"_meta":null}"#, r#"{"_meta":null}"#),
         ] {
             let message = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result},"z":1e5}}"#);
             let wanted = format!(r#"{{"jsonrpc":"2.0","id":7,"result":{expected},"z":1e5}}"#);

@@ -1,7 +1,7 @@
 //! One SSE stream of a session: a bounded log of events and the reader that follows it.
 //!
 //! A stream outlives its connections. Whoever reads it last wins (R5); a reader that comes back names the last
-//! event it saw and goes on exactly there (R2). The log lives as long as the worker.
+//! event it saw and goes on exactly there (R2). The log does not outlive the worker.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,7 +35,31 @@ struct Log {
 struct Logged {
     sequence: u64,
     last: bool,
+    weight: Weight,
     message: Bytes,
+}
+
+/// Whether a message may go when its stream is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weight {
+    /// It tells how things stand; a later one tells more.
+    Passing,
+    /// Somebody waits for it: a response, or a question of the server.
+    Essential,
+}
+
+impl Log {
+    /// Keeps the log within its bounds, as far as passing messages and those already read allow.
+    fn shrink(&mut self) {
+        while self.events.len() > LOG_EVENTS_MAX || self.bytes > LOG_BYTES_MAX {
+            let sent = self.sent_through;
+            let goes = |event: &Logged| event.weight == Weight::Passing || event.sequence <= sent && !event.last;
+            let Some(place) = self.events.iter().position(goes) else { return };
+            let Some(gone) = self.events.remove(place) else { return };
+            self.bytes -= gone.message.len();
+            self.dropped += u64::from(gone.sequence > sent);
+        }
+    }
 }
 
 impl Stream {
@@ -63,15 +87,26 @@ impl Stream {
         self.id
     }
 
-    /// Appends a message. Past the stream's bounds the oldest message goes, which [`dropped`](Self::dropped) counts:
-    /// a client that does not read costs its own stream only. Ignored once the stream is finished.
-    pub fn push(&self, message: Bytes) {
-        self.append(message, false);
+    /// Appends a message. Past the stream's bounds the oldest passing message goes, which [`dropped`](Self::dropped)
+    /// counts: a client that does not read costs its own stream only. Ignored once the stream is finished.
+    pub fn push(&self, message: Bytes, weight: Weight) {
+        self.append(message, weight, false);
     }
 
-    /// Appends the last message. Never dropped, whatever its size.
+    /// Appends the last message.
     pub fn finish(&self, message: Bytes) {
-        self.append(message, true);
+        self.append(message, Weight::Essential, true);
+    }
+
+    /// Whether a reader has taken everything that was appended.
+    pub fn is_delivered(&self) -> bool {
+        let log = self.log.lock();
+        log.sent_through + 1 >= log.next_sequence
+    }
+
+    /// How many bytes of messages are kept.
+    pub fn bytes(&self) -> usize {
+        self.log.lock().bytes
     }
 
     /// Ends the stream without a last message; readers see the end of the body.
@@ -90,7 +125,7 @@ impl Stream {
         self.log.lock().finished
     }
 
-    fn append(&self, message: Bytes, last: bool) {
+    fn append(&self, message: Bytes, weight: Weight, last: bool) {
         {
             let mut log = self.log.lock();
             if log.finished {
@@ -99,13 +134,9 @@ impl Stream {
             let sequence = log.next_sequence;
             log.next_sequence += 1;
             log.bytes += message.len();
-            log.events.push_back(Logged { sequence, last, message });
+            log.events.push_back(Logged { sequence, last, weight, message });
             log.finished = last;
-            while log.events.len() > 1 && (log.events.len() > LOG_EVENTS_MAX || log.bytes > LOG_BYTES_MAX) {
-                let Some(oldest) = log.events.pop_front() else { break };
-                log.bytes -= oldest.message.len();
-                log.dropped += u64::from(oldest.sequence > log.sent_through);
-            }
+            log.shrink();
         }
         self.changed.notify_waiters();
     }
@@ -225,7 +256,7 @@ mod tests {
     async fn r2_a_resumed_reader_goes_on_exactly_after_its_event() {
         let stream = stream();
         for message in ["1", "2", "3"] {
-            stream.push(Bytes::from(message));
+            stream.push(Bytes::from(message), Weight::Passing);
         }
         stream.close();
         let text = rest(stream.read(Some(2), Some("00000007-3-9-2-NDI".into()))).await;
@@ -237,11 +268,11 @@ mod tests {
         let stream = stream();
         let mut first = stream.read(None, None);
         assert!(first.next().await.is_some(), "primed");
-        stream.push(Bytes::from_static(b"1"));
+        stream.push(Bytes::from_static(b"1"), Weight::Passing);
         assert!(first.next().await.is_some());
         let mut second = stream.read(None, None);
         assert_eq!(first.next().await, None);
-        stream.push(Bytes::from_static(b"2"));
+        stream.push(Bytes::from_static(b"2"), Weight::Passing);
         assert!(second.next().await.is_some(), "primed");
         assert_eq!(second.next().await.expect("an event"), "id: 00000007-3-9-2-NDI\ndata: 2\n\n");
     }
@@ -250,10 +281,24 @@ mod tests {
     async fn r1_the_log_is_bounded_and_never_drops_the_last_message() {
         let stream = stream();
         for _ in 0..LOG_EVENTS_MAX + 10 {
-            stream.push(Bytes::from_static(b"progress"));
+            stream.push(Bytes::from_static(b"progress"), Weight::Passing);
         }
         stream.finish(Bytes::from(vec![b'x'; LOG_BYTES_MAX + 1]));
         assert_eq!(stream.dropped(), LOG_EVENTS_MAX as u64 + 10);
         assert!(rest(stream.read(None, None)).await.len() > LOG_BYTES_MAX);
+    }
+
+    #[tokio::test]
+    async fn r4_no_response_is_ever_dropped_for_want_of_room() {
+        let stream = stream();
+        for _ in 0..5 {
+            stream.push(Bytes::from(vec![b'x'; LOG_BYTES_MAX / 2]), Weight::Essential);
+            stream.push(Bytes::from_static(b"progress"), Weight::Passing);
+        }
+        stream.close();
+        assert!(!stream.is_delivered());
+        let text = rest(stream.read(None, None)).await;
+        assert!(text.len() > 5 * (LOG_BYTES_MAX / 2), "all five are there");
+        assert!(stream.is_delivered());
     }
 }

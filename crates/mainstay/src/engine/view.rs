@@ -4,13 +4,18 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dashmap::DashMap;
+use mainstay_core::audit::AuditEntry;
+use mainstay_core::code::Code;
 use mainstay_core::id::{ServerName, SessionKey, SessionRef};
-use mainstay_core::session::SessionRecord;
-use mainstay_store::{Page, ResumeSummary, StoreError, Stored};
+use mainstay_core::resume::OwedDelete;
+use mainstay_core::session::{SessionRecord, State};
+use mainstay_store::{Filter, Page, ResumeSummary, StoreError, Stored};
 use mainstay_upstream::Reach;
+use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::engine::Engine;
+use crate::engine::live::Live;
+use crate::engine::{Engine, Refused};
 
 /// What a worker knows of the processes around it.
 #[derive(Default)]
@@ -23,12 +28,14 @@ pub struct Facts {
     pub mcp: String,
     /// The admin address.
     pub admin: String,
+    /// The settings in force.
+    pub knobs: Vec<KnobView>,
     /// What each server last said of itself.
     pub cards: DashMap<ServerName, Bytes>,
 }
 
 /// The gateway as a whole.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct StatusView {
     /// The version of the binary.
     pub version: &'static str,
@@ -51,14 +58,14 @@ pub struct StatusView {
 }
 
 /// The keeper process.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct KeeperView {
     /// Its process id.
     pub pid: u32,
 }
 
 /// The worker process.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct WorkerView {
     /// Its process id.
     pub pid: u32,
@@ -71,7 +78,7 @@ pub struct WorkerView {
 }
 
 /// How many sessions there are.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct SessionsView {
     /// In memory.
     pub live: usize,
@@ -80,7 +87,7 @@ pub struct SessionsView {
 }
 
 /// What the ledger has done since the worker started.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct LedgerView {
     /// Statements run for writes.
     pub statements: u64,
@@ -103,7 +110,7 @@ pub struct LedgerView {
 }
 
 /// A configured server.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ServerView {
     /// Its name.
     pub name: String,
@@ -120,7 +127,7 @@ pub struct ServerView {
 }
 
 /// A session.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct SessionView {
     /// Its short name.
     pub r#ref: String,
@@ -142,8 +149,14 @@ pub struct SessionView {
     pub deadline: String,
     /// Whether it is in memory.
     pub in_memory: bool,
+    /// The agent that opened it, if it said so.
+    pub agent: Option<String>,
     /// Calls in flight.
     pub calls: u32,
+    /// The calls in flight.
+    pub calls_in_flight: Vec<CallView>,
+    /// Questions of the server that the client has not answered.
+    pub questions: usize,
     /// Connections that read its streams.
     pub streams: u32,
     /// How its server's session came to be what it is: `fresh`, `resumed`, `remade`.
@@ -207,12 +220,44 @@ impl Engine {
         self.servers.iter().map(|(name, served)| view(name, &served.server.reach)).collect()
     }
 
-    /// A page of the stored sessions, in the order of their keys, after `after`.
+    /// The live connections to servers, as far as they are in memory.
+    pub fn instances(&self) -> Vec<InstanceView> {
+        let view = |live: &Live| {
+            let record = live.link.record();
+            InstanceView {
+                session: live.key.session_ref().to_string(),
+                server: live.server.name.to_string(),
+                kind: if live.server.is_http() { "http" } else { "child" },
+                open: live.link.opened(),
+                continuity: record.as_ref().map(|record| record.continuity.as_str()),
+                remade_count: record.as_ref().map_or(0, |record| record.remade_count),
+            }
+        };
+        self.live.iter().map(|live| view(&live)).collect()
+    }
+
+    /// The settings in force, without secrets.
+    pub fn knobs(&self) -> &[KnobView] {
+        &self.facts.knobs
+    }
+
+    /// A page of the sessions that the ledger knows, ended ones included, in the order of their keys, after `after`.
     ///
     /// # Errors
-    /// The ledger cannot be read.
-    pub async fn sessions(&self, after: Option<SessionKey>, limit: usize) -> Result<Vec<SessionView>, StoreError> {
-        let listed = self.store.list(&Page { after, limit }).await?;
+    /// [`Code::RequestInvalid`] if the filter names no state or no server; [`Code::Unavailable`] if the ledger cannot be
+    /// read.
+    pub async fn sessions(
+        &self,
+        filter: &SessionsFilter,
+        after: Option<SessionKey>,
+        limit: usize,
+    ) -> Result<Vec<SessionView>, Refused> {
+        let page = Page { after, limit, filter: store_filter(filter)? };
+        let listed = self
+            .store
+            .list(&page)
+            .await
+            .map_err(|error| Refused::new(Code::Unavailable, format!("the ledger cannot be read now: {error}")))?;
         Ok(listed.into_iter().map(|row| self.session_view(row.key, &row.stored, row.resume.as_ref())).collect())
     }
 
@@ -240,6 +285,7 @@ impl Engine {
             (None, Stored::Ended(tombstone)) => SessionView {
                 server: tombstone.server.to_string(),
                 principal: tombstone.principal.to_string(),
+                agent: tombstone.agent.as_deref().map(str::to_owned),
                 state: tombstone.state.as_str().to_owned(),
                 protocol: tombstone.version.as_str().to_owned(),
                 opened_at: tombstone.opened_at.to_string(),
@@ -250,10 +296,17 @@ impl Engine {
             (None, Stored::Unreadable(fault)) => SessionView { reason: Some(fault.to_string()), ..blank(key) },
             (None, Stored::Absent) => blank(key),
         };
-        let activity = live.as_ref().map(|live| live.activity()).unwrap_or_default();
-        view.in_memory = live.is_some();
-        view.calls = activity.calls;
-        view.streams = activity.streams;
+        if let Some(live) = &live {
+            let calls = live.calls();
+            view.in_memory = true;
+            view.calls = u32::try_from(calls.len()).unwrap_or(u32::MAX);
+            view.calls_in_flight = calls
+                .iter()
+                .map(|call| CallView { method: call.method.as_str(), since: call.since.to_string() })
+                .collect();
+            view.questions = live.questions();
+            view.streams = live.activity().streams;
+        }
         if let Some(resume) = resume {
             view.continuity = Some(resume.continuity.as_str());
             view.remade_count = resume.remade_count;
@@ -261,6 +314,28 @@ impl Engine {
         }
         view
     }
+}
+
+/// The filter as the ledger takes it.
+fn store_filter(filter: &SessionsFilter) -> Result<Filter, Refused> {
+    let state = filter.state.as_deref().map(|word| {
+        let states = [State::Ready, State::Draining, State::Deleted, State::Expired, State::Closed];
+        states.into_iter().find(|state| state.as_str() == word).ok_or_else(|| {
+            let text = format!("`{word}` is no state; there are: ready, draining, deleted, expired, closed");
+            Refused::new(Code::RequestInvalid, text)
+        })
+    });
+    let server = filter.server.as_deref().map(|name| {
+        ServerName::parse(name)
+            .ok_or_else(|| Refused::new(Code::RequestInvalid, format!("`{name}` is no server's name")))
+    });
+    Ok(Filter {
+        state: state.transpose()?,
+        server: server.transpose()?,
+        principal: filter.principal.as_deref().map(Into::into),
+        agent: filter.agent.as_deref().map(Into::into),
+        ..Filter::default()
+    })
 }
 
 fn blank(key: SessionKey) -> SessionView {
@@ -275,7 +350,10 @@ fn blank(key: SessionKey) -> SessionView {
         seen_at: String::new(),
         deadline: String::new(),
         in_memory: false,
+        agent: None,
         calls: 0,
+        calls_in_flight: Vec::new(),
+        questions: 0,
         streams: 0,
         continuity: None,
         remade_count: 0,
@@ -287,6 +365,7 @@ fn record_view(record: &SessionRecord) -> SessionView {
     SessionView {
         server: record.server.to_string(),
         principal: record.principal.to_string(),
+        agent: record.agent.as_deref().map(str::to_owned),
         state: record.state.as_str().to_owned(),
         client: format!("{} {}", record.client.name, record.client.version).trim().to_owned(),
         protocol: record.version.as_str().to_owned(),
@@ -295,4 +374,132 @@ fn record_view(record: &SessionRecord) -> SessionView {
         deadline: record.deadline.to_string(),
         ..blank(record.key)
     }
+}
+
+/// Which sessions are asked for. What is absent does not matter.
+#[derive(Clone, Debug, Default)]
+pub struct SessionsFilter {
+    /// A state's word.
+    pub state: Option<String>,
+    /// A server's name.
+    pub server: Option<String>,
+    /// A principal as lists show it.
+    pub principal: Option<String>,
+    /// An agent's name.
+    pub agent: Option<String>,
+}
+
+/// A call in flight.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct CallView {
+    /// What it calls.
+    pub method: &'static str,
+    /// When it began (RFC 3339).
+    pub since: String,
+}
+
+/// A live connection to a server.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct InstanceView {
+    /// The session that it belongs to.
+    pub session: String,
+    /// The server.
+    pub server: String,
+    /// `child` or `http`.
+    pub kind: &'static str,
+    /// Whether it is open, or will be with the next call.
+    pub open: bool,
+    /// `fresh`, `resumed` or `remade`.
+    pub continuity: Option<&'static str>,
+    /// How often it was made again.
+    pub remade_count: u32,
+}
+
+/// A setting in force.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct KnobView {
+    /// Its name as in the configuration file.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// A delete that is owed to a server.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct OwedView {
+    /// Its number.
+    pub id: u64,
+    /// The server.
+    pub server: String,
+    /// Since when (RFC 3339).
+    pub owed_at: String,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// When it is tried next (RFC 3339); absent if it is left to expire.
+    pub next_at: Option<String>,
+}
+
+impl OwedView {
+    pub(crate) fn of(owed: &OwedDelete) -> Self {
+        Self {
+            id: owed.id,
+            server: owed.server.to_string(),
+            owed_at: owed.owed_at.to_string(),
+            attempts: owed.attempts,
+            next_at: (!owed.is_left_to_expire()).then(|| owed.next_at.to_string()),
+        }
+    }
+}
+
+/// Which part of the audit trail is asked for.
+#[derive(Clone, Debug, Default)]
+pub struct AuditQuery {
+    /// Only entries before this number.
+    pub before: Option<u64>,
+    /// How many at most.
+    pub limit: usize,
+    /// Only entries about this session.
+    pub session: Option<SessionRef>,
+    /// Only entries of this action.
+    pub action: Option<String>,
+}
+
+/// An entry of the audit trail.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct AuditView {
+    /// Its number; later entries have higher ones.
+    pub id: u64,
+    /// RFC 3339.
+    pub at: String,
+    /// Who did it.
+    pub actor: String,
+    /// What was done.
+    pub action: &'static str,
+    /// To which session.
+    pub session: Option<String>,
+    /// With which server.
+    pub server: Option<String>,
+    /// More about it.
+    pub detail: String,
+}
+
+impl AuditView {
+    pub(crate) fn of(id: u64, entry: &AuditEntry) -> Self {
+        Self {
+            id,
+            at: entry.at.to_string(),
+            actor: entry.actor.to_string(),
+            action: entry.action.as_str(),
+            session: entry.session.map(|key| key.session_ref().to_string()),
+            server: entry.server.as_ref().map(ToString::to_string),
+            detail: entry.detail.to_string(),
+        }
+    }
+}
+
+/// The keyring after a rotation.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+pub struct KeysView {
+    /// How many keys are accepted.
+    pub keys: usize,
 }

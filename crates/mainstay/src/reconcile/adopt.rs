@@ -1,5 +1,5 @@
 //! Looks after children that an earlier worker left in custody: those whose session lives wait for its return, those
-//! without a session are ended (S9, C1).
+//! without a session are ended (S9, C1). A session that ends later takes its child with it by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,24 +15,17 @@ pub async fn run(engine: Arc<Engine>) {
             match engine.store.find(key).await {
                 Ok(Stored::Live(_)) => break,
                 Ok(Stored::Ended(_) | Stored::Absent | Stored::Unreadable(_)) => {
-                    if let Some(held) = engine.take_held(&key) {
-                        tracing::info!(session = %key.session_ref(), pid = held.identity.pid(), "ending a child without a session");
-                        engine.custody.stop(held.child, GRACE).await;
-                        engine.custody.forget(held.child).await;
-                    }
+                    engine.dismiss_held(key);
                     break;
                 }
-                Err(error) => {
-                    tracing::warn!(error = %error, "a child's session cannot be read");
-                    tokio::select! {
-                        () = tokio::time::sleep(PAUSE_ON_FAILURE) => {}
-                        () = engine.stopped() => return,
-                    }
-                }
+                Err(error) => tracing::warn!(error = %error, "a child's session cannot be read"),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(PAUSE_ON_FAILURE) => {}
+                () = engine.stopped() => return,
             }
         }
     }
 }
 
-const GRACE: Duration = Duration::from_secs(2);
 const PAUSE_ON_FAILURE: Duration = Duration::from_secs(5);

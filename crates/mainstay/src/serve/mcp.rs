@@ -1,37 +1,48 @@
 //! One server's endpoint, `/mcp/{server}`: POST, GET, DELETE.
 //!
 //! Checks come in the order of S4: host and origin, then who it is, then the session and its state, then the protocol
-//! version.
+//! version. The body is read before all but the first two, since a refusal must carry the request's id.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
 use http::{Method as Verb, Request as HttpRequest, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
+use mainstay_core::audit::Actor;
 use mainstay_core::code::Code;
 use mainstay_core::id::SessionId;
-use mainstay_core::principal::Principal;
 use mainstay_core::session::Input;
-use mainstay_core::wire::envelope::{Kind, batch, result_message, scan};
+use mainstay_core::wire::envelope::{Kind, batch, member, result_message, scan};
 use mainstay_core::wire::method::{Method, Version};
 
+use crate::auth::Denied;
 use crate::engine::call::{Reply, Request};
 use crate::engine::listen::Followed;
-use crate::engine::live::Live;
-use crate::engine::{Refused, SESSION_UNKNOWN, Served};
+use crate::engine::live::{Entry, Live};
+use crate::engine::{Caller, Refused, SESSION_UNKNOWN, Served};
 use crate::serve::reply::{self, Answer, SESSION_ID};
 use crate::serve::{Front, guard};
 
 /// Answers a request to the endpoint of `server`.
 pub async fn serve(front: &Arc<Front>, server: &str, request: HttpRequest<Incoming>) -> Response<Answer> {
     let mut id = Bytes::new();
+    let is_call = *request.method() == Verb::POST;
     match answer(front, server, request, &mut id).await {
         Ok(response) => response,
-        Err(refused) => {
+        Err(Unserved::Denied(denied)) => {
+            tracing::debug!(server, reason = ?denied, "request not authenticated");
+            reply::denied(denied, (!is_call || !id.is_empty()).then_some(&id))
+        }
+        Err(Unserved::Refused(refused)) => {
             tracing::debug!(server, code = refused.code.name(), "request refused");
-            reply::refusal(&refused, &id, front.terminal)
+            if is_call && id.is_empty() {
+                reply::unaddressed(&refused, front.terminal)
+            } else {
+                reply::refusal(&refused, &id, front.terminal)
+            }
         }
     }
 }
@@ -42,43 +53,91 @@ async fn answer(
     server: &str,
     request: HttpRequest<Incoming>,
     id: &mut Bytes,
-) -> Result<Response<Answer>, Refused> {
-    front.guard.check(request.headers())?;
-    let principal = guard::principal(request.headers(), front.require_agent);
-    let served = front.engine.served(server);
-    match *request.method() {
-        Verb::POST => post(front, served, principal, request, id).await,
-        Verb::GET => get(front, served?, &principal?, request.headers()).await,
-        Verb::DELETE => delete(front, served?, &principal?, request.headers()).await,
-        _ => Err(Refused::new(Code::MethodNotAllowed, "this endpoint takes POST, GET and DELETE")),
+) -> Result<Response<Answer>, Unserved> {
+    if let Err(refused) = front.guard.check(request.headers()) {
+        if *request.method() == Verb::POST {
+            *id = strangers_id(request.into_body()).await;
+        }
+        return Err(refused.into());
     }
+    let proven = match front.auth.identify(request.headers()).await {
+        Ok(proven) => proven,
+        Err(denied) => {
+            if *request.method() == Verb::POST {
+                *id = strangers_id(request.into_body()).await;
+            }
+            return Err(Unserved::Denied(denied));
+        }
+    };
+    let caller = guard::caller(proven, request.headers(), front.require_agent);
+    let served = front.engine.served(server);
+    let response = match *request.method() {
+        Verb::POST => post(front, served, caller, request, id).await,
+        Verb::GET => get(front, served?, &caller?, request.headers()).await,
+        Verb::DELETE => delete(front, served?, &caller?, request.headers()).await,
+        _ => Err(Refused::new(Code::MethodNotAllowed, "this endpoint takes POST, GET and DELETE")),
+    };
+    Ok(response?)
+}
+
+/// Why a request is not served: nobody knows whose it is, or something is wrong with it.
+enum Unserved {
+    Denied(Denied),
+    Refused(Refused),
+}
+
+impl From<Refused> for Unserved {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(refused)
+    }
+}
+
+/// A path that leads nowhere. Only who may use the servers learns their names.
+pub async fn nowhere(front: &Arc<Front>, headers: &HeaderMap) -> Response<Answer> {
+    let known = front.guard.check(headers).is_ok() && front.auth.identify(headers).await.is_ok();
+    reply::no_such_path(known.then_some(&front.engine))
+}
+
+/// The id of a request that is to be refused whatever it says: it is read within narrow bounds of size and time, since
+/// an error with another id hangs some clients (S13a), and is empty if it can't be had within them.
+async fn strangers_id(body: Incoming) -> Bytes {
+    let mut id = Bytes::new();
+    let read = tokio::time::timeout(STRANGER_READ_MAX, read_body(body, STRANGER_BODY_BYTES_MAX)).await;
+    if let Ok(Ok(body)) = read {
+        // What else is wrong with it does not matter.
+        let _ = parse(&body, &mut id);
+    }
+    id
 }
 
 async fn post(
     front: &Arc<Front>,
     served: Result<&Served, Refused>,
-    principal: Result<Principal, Refused>,
+    caller: Result<Caller, Refused>,
     request: HttpRequest<Incoming>,
     id: &mut Bytes,
 ) -> Result<Response<Answer>, Refused> {
     let (head, body) = request.into_parts();
+    let body = read_body(body, front.body_bytes_max).await?;
+    // Read before anything is refused, so that the refusal can carry the request's id.
+    let posted = parse(&body, id);
+    let caller = caller?;
     accepts_both(&head.headers)?;
     is_json(&head.headers)?;
-    let body = read_body(body, front.body_bytes_max).await?;
-    let Posted { messages, batched } = parse(&body, id)?;
-    let (served, principal) = (served?, principal?);
+    let Posted { messages, batched } = posted?;
+    let served = served?;
     if let [only] = messages.as_slice()
         && only.envelope.kind == Kind::Request
         && !batched
     {
         if only.method == Method::Initialize {
-            return initialize(front, served, &principal, only).await;
+            return initialize(front, served, &caller, only).await;
         }
         if only.method == Method::Discover {
             return Err(sessions_only());
         }
     }
-    let live = session(front, served, &principal, &head.headers).await?;
+    let live = session(front, served, &caller, &head.headers).await?;
     version_fits(&live, &head.headers)?;
     if batched {
         return many(front, &live, messages).await;
@@ -97,17 +156,17 @@ async fn post(
 async fn initialize(
     front: &Arc<Front>,
     served: &Served,
-    principal: &Principal,
+    caller: &Caller,
     request: &Request,
 ) -> Result<Response<Answer>, Refused> {
     let params = request.envelope.params.clone().map(|span| request.message.slice(span));
     let params = params.ok_or_else(|| Refused::new(Code::RequestInvalid, "`initialize` needs `params`"))?;
-    let (engine, principal) = (Arc::clone(&front.engine), principal.clone());
+    let (engine, caller) = (Arc::clone(&front.engine), caller.clone());
     // The opening goes on if the client hangs up: half an opening would leave something behind.
     let served_name = served.server.name.as_str().to_owned();
     let opening = crate::runtime::spawn(async move {
         let served = engine.served(&served_name)?;
-        engine.open(&principal, served, params).await
+        engine.open(&caller, served, params).await
     });
     let welcome = opening
         .await
@@ -145,18 +204,18 @@ async fn one_way(front: &Arc<Front>, live: &Arc<Live>, message: &Request) {
 async fn get(
     front: &Arc<Front>,
     served: &Served,
-    principal: &Principal,
+    caller: &Caller,
     headers: &HeaderMap,
 ) -> Result<Response<Answer>, Refused> {
     if !accepts(headers, "text/event-stream") {
         return Err(Refused::new(Code::NotAcceptable, "a GET must accept `text/event-stream`"));
     }
-    let live = session(front, served, principal, headers).await?;
+    let live = session(front, served, caller, headers).await?;
     version_fits(&live, headers)?;
     let cursor = headers.get("last-event-id").map(|value| value.to_str().unwrap_or("?"));
     match front.engine.follow(&live, cursor)? {
-        Followed::Stream(reader) => {
-            let kept = (live.reading(), live.link.listen());
+        Followed::Listening(reader) => {
+            let kept = (front.engine.reading(&live), live.link.listen());
             let (front, live) = (Arc::clone(front), Arc::clone(&live));
             let until = async move {
                 tokio::select! {
@@ -166,6 +225,7 @@ async fn get(
             };
             Ok(reply::events(reader, kept, until))
         }
+        Followed::Resumed(reader) => Ok(respond(front, &live, Reply::Stream(reader))),
         Followed::Finished => Ok(reply::empty(StatusCode::NO_CONTENT)),
         Followed::NoStream => {
             Err(Refused::new(Code::MethodNotAllowed, "this server has nothing to say outside its answers"))
@@ -176,27 +236,22 @@ async fn get(
 async fn delete(
     front: &Arc<Front>,
     served: &Served,
-    principal: &Principal,
+    caller: &Caller,
     headers: &HeaderMap,
 ) -> Result<Response<Answer>, Refused> {
-    let live = session(front, served, principal, headers).await?;
-    front.engine.end(&live, &Input::Delete).await?;
+    let live = session(front, served, caller, headers).await?;
+    front.engine.end(&live, Input::Delete, Actor::Client(caller.principal.clone())).await?;
     Ok(reply::empty(StatusCode::NO_CONTENT))
 }
 
 /// The live session that the request names.
-async fn session(
-    front: &Arc<Front>,
-    served: &Served,
-    principal: &Principal,
-    headers: &HeaderMap,
-) -> Result<Arc<Live>, Refused> {
+async fn session(front: &Arc<Front>, served: &Served, caller: &Caller, headers: &HeaderMap) -> Result<Entry, Refused> {
     let value = headers.get(SESSION_ID).ok_or_else(|| {
         Refused::new(Code::SessionMissing, "the `Mcp-Session-Id` header is missing; send `initialize` first")
     })?;
     let id = value.to_str().ok().and_then(SessionId::parse);
     let id = id.ok_or_else(|| Refused::new(Code::SessionUnknown, SESSION_UNKNOWN))?;
-    front.engine.find(&id, principal, served).await
+    front.engine.find(&id, caller, served).await
 }
 
 fn respond(front: &Arc<Front>, live: &Arc<Live>, reply: Reply) -> Response<Answer> {
@@ -204,8 +259,9 @@ fn respond(front: &Arc<Front>, live: &Arc<Live>, reply: Reply) -> Response<Answe
         Reply::Json(message) => reply::json(StatusCode::OK, message),
         Reply::Stream(reader) => {
             // A session that ends finishes its streams with a last message; only a drain cuts them.
+            let reading = front.engine.reading(live);
             let front = Arc::clone(front);
-            reply::events(reader, live.reading(), async move { front.engine.closing().await })
+            reply::events(reader, reading, async move { front.engine.closing().await })
         }
     }
 }
@@ -227,7 +283,10 @@ fn parse(body: &Bytes, id: &mut Bytes) -> Result<Posted, Refused> {
     }
     let mut messages = Vec::with_capacity(parts.len());
     for message in parts {
-        let envelope = scan(&message).map_err(|error| invalid(format!("not a JSON-RPC message: {error}")))?;
+        let envelope = scan(&message).map_err(|error| {
+            *id = legible_id(&message);
+            invalid(format!("not a JSON-RPC message: {error}"))
+        })?;
         let method = envelope.method_name(&message).map_or(Method::Other, |name| Method::of(&name));
         if batched && method == Method::Initialize {
             return Err(invalid("`initialize` must not be part of a batch".to_owned()));
@@ -239,6 +298,16 @@ fn parse(body: &Bytes, id: &mut Bytes) -> Result<Posted, Refused> {
         messages.push(request);
     }
     Ok(Posted { messages, batched })
+}
+
+/// The id of something that is no valid message, if it has one that can be read.
+fn legible_id(message: &Bytes) -> Bytes {
+    let Some(span) = member(message, &(0..message.len()), "id") else { return Bytes::new() };
+    let id = message.slice(span);
+    let alone = [b"[", id.as_ref(), b"]"].concat();
+    let scalar = id.first().is_some_and(|byte| matches!(byte, b'"' | b'-' | b'0'..=b'9'));
+    let valid = scalar && matches!(batch(&alone), Ok(Some(spans)) if spans.len() == 1);
+    if valid { id } else { Bytes::new() }
 }
 
 async fn read_body(body: Incoming, bytes_max: usize) -> Result<Bytes, Refused> {
@@ -296,3 +365,8 @@ fn is_json(headers: &HeaderMap) -> Result<(), Refused> {
     }
     Err(Refused::new(Code::MediaTypeUnsupported, "the body must be `application/json`"))
 }
+
+/// How much of the body of an unauthenticated request is read.
+const STRANGER_BODY_BYTES_MAX: usize = 64 * 1024;
+/// How long it may take to come.
+const STRANGER_READ_MAX: Duration = Duration::from_secs(5);

@@ -113,14 +113,27 @@ pub fn refusal(refused: &Refused, id: &[u8], terminal: TerminalStatus) -> Respon
     response
 }
 
-/// A request that does not prove whose it is (RFC 6750, section 3; 2025-11-25, Authorization).
-pub fn denied(denied: Denied, id: &[u8]) -> Response<Answer> {
+/// A refusal of something whose request id is not known. Not a JSON-RPC message: some clients wait for ever for the id
+/// that it would lack, and report a plain text at once (S13a).
+pub fn unaddressed(refused: &Refused, terminal: TerminalStatus) -> Response<Answer> {
+    let mut response = refusal(refused, b"", terminal);
+    let told = tell(refused, terminal);
+    *response.body_mut() = Answer::Whole(Some(format!("{}: {}\n", told.code.name(), told.text).into()));
+    response.headers_mut().insert(CONTENT_TYPE, TEXT);
+    response
+}
+
+/// A request that does not prove whose it is (RFC 6750, section 3; 2025-11-25, Authorization); `id` is none if it
+/// should have one and that is not known.
+pub fn denied(denied: Denied, id: Option<&Bytes>) -> Response<Answer> {
     let (code, text, challenge) = match denied {
         Denied::Missing => (Code::AuthenticationRequired, BEARER_MISSING, Some(CHALLENGE)),
         Denied::Invalid => (Code::AuthenticationRequired, BEARER_INVALID, Some(CHALLENGE_INVALID)),
         Denied::Undecided => (Code::Unavailable, BEARER_UNDECIDED, None),
     };
-    let mut response = refusal(&Refused::new(code, text), id, TerminalStatus::Spec);
+    let refused = Refused::new(code, text);
+    let mut response = id
+        .map_or_else(|| unaddressed(&refused, TerminalStatus::Spec), |id| refusal(&refused, id, TerminalStatus::Spec));
     if let Some(challenge) = challenge {
         response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
     }
@@ -145,7 +158,9 @@ pub fn no_such_path(engine: Option<&Arc<Engine>>) -> Response<Answer> {
             format!("nothing is here; the servers are at: {}", paths.join(", "))
         },
     );
-    refusal(&Refused::new(Code::ServerUnknown, text), b"", TerminalStatus::Spec)
+    let mut response = refusal(&Refused::new(Code::ServerUnknown, text), b"", TerminalStatus::Spec);
+    *response.status_mut() = StatusCode::NOT_FOUND;
+    response
 }
 
 /// `/healthz` and `/readyz`.
@@ -154,7 +169,7 @@ pub fn health(well: bool) -> Response<Answer> {
     let text = if well { "ok\n" } else { "draining\n" };
     let mut response = Response::new(Answer::Whole(Some(Bytes::from_static(text.as_bytes()))));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response.headers_mut().insert(CONTENT_TYPE, TEXT);
     response
 }
 
@@ -165,4 +180,5 @@ const CHALLENGE_INVALID: HeaderValue = HeaderValue::from_static("Bearer realm=\"
 const BEARER_MISSING: &str = "send `Authorization: Bearer TOKEN`; a token in the query string is not looked at";
 const BEARER_INVALID: &str = "the bearer token is not known here";
 const BEARER_UNDECIDED: &str = "whose the bearer token is can't be told now; try again later";
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");

@@ -1,0 +1,312 @@
+//! One call in flight, driven by whoever waits for it: the request's own task first, a task of its own later.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mainstay_core::code::Code;
+use mainstay_core::time::Timestamp;
+use mainstay_core::wire::envelope::{Envelope, Kind, member, scan};
+use mainstay_core::wire::method::Method;
+use mainstay_upstream::{Answer, AnswerStream, Failure, Incoming};
+
+use super::{Request, failed, refusal_message};
+use crate::engine::live::{Flight, Live};
+use crate::engine::stream::{Stream, Weight};
+use crate::engine::{Engine, Refused, rewrite};
+use crate::runtime::spawn;
+
+/// A call that is being sent.
+pub(super) type Going = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
+
+/// How far a call has come.
+pub(super) enum Stage {
+    /// Not answered yet in any way.
+    Going(Going),
+    /// Answered whole.
+    Whole(Bytes),
+    /// Messages come one by one, the response last.
+    Coming(AnswerStream),
+    /// The response is out.
+    Landed,
+}
+
+impl Stage {
+    pub(super) fn of(answer: Answer) -> Self {
+        match answer {
+            Answer::Whole(bytes) => Self::Whole(bytes),
+            Answer::Stream(stream) => Self::Coming(stream),
+        }
+    }
+}
+
+/// A session setting that a request changes, to be remembered once the server agreed to it (C5, U4).
+pub(super) enum Setting {
+    Level(Box<str>),
+    Subscribe(Box<str>),
+    Unsubscribe(Box<str>),
+}
+
+impl Setting {
+    pub(super) fn of(request: &Request) -> Option<Self> {
+        let (name, make): (_, fn(Box<str>) -> Self) = if request.method == Method::SetLevel {
+            ("level", Self::Level)
+        } else if request.method == Method::Subscribe {
+            ("uri", Self::Subscribe)
+        } else if request.method == Method::Unsubscribe {
+            ("uri", Self::Unsubscribe)
+        } else {
+            return None;
+        };
+        request.param(name).map(make)
+    }
+}
+
+/// One call in flight.
+pub(crate) struct Driver {
+    pub(super) engine: Arc<Engine>,
+    pub(super) live: Arc<Live>,
+    pub(super) original: Bytes,
+    pub(super) method: Method,
+    pub(super) since: Timestamp,
+    pub(super) setting: Option<Setting>,
+    pub(super) progress: f64,
+    pub(super) stage: Stage,
+    pub(super) flight: Flight,
+}
+
+/// What a call brings.
+pub(super) enum Step {
+    /// A notification or question of the server, as the client is to see it.
+    Message(Bytes, Weight),
+    /// The response as the server gave it. Nothing follows.
+    Response(Landing),
+}
+
+/// A response, before it is addressed to anybody.
+pub(super) enum Landing {
+    /// The server's.
+    Answer(Bytes),
+    /// The gateway's own, in the server's place.
+    Refusal(Refused),
+}
+
+impl Driver {
+    /// The next thing that the call brings. Cancel-safe.
+    pub(super) async fn step(&mut self) -> Step {
+        loop {
+            let incoming = match &mut self.stage {
+                Stage::Going(going) => match going.await {
+                    Ok(answer) => {
+                        self.stage = Stage::of(answer);
+                        continue;
+                    }
+                    Err(failure) => Err(failure),
+                },
+                Stage::Whole(bytes) => Ok(Incoming::Response(std::mem::take(bytes))),
+                Stage::Coming(stream) => stream.next().await,
+                Stage::Landed => std::future::pending().await,
+            };
+            match incoming {
+                Ok(Incoming::Message(message)) => {
+                    if let Some((message, weight)) = self.message(&message) {
+                        return Step::Message(message, weight);
+                    }
+                }
+                Ok(Incoming::Response(answer)) => {
+                    self.stage = Stage::Landed;
+                    self.measure(None);
+                    return Step::Response(Landing::Answer(answer));
+                }
+                Err(failure) => {
+                    self.stage = Stage::Landed;
+                    let refusal = failed(&failure, &self.live.server);
+                    self.measure(Some(refusal.code));
+                    tracing::debug!(session = %self.live.key.session_ref(), failure = %failure, "call failed");
+                    return Step::Response(Landing::Refusal(refusal));
+                }
+            }
+        }
+    }
+
+    /// Runs the call to its end on `stream`, and keeps that for a while for a client that comes back.
+    pub(super) async fn pump(self, stream: Arc<Stream>) {
+        let live = Arc::clone(&self.live);
+        match self.deliver(&stream).await {
+            Some(answer) => stream.finish(answer),
+            None => stream.close(),
+        }
+        linger(&live, &stream).await;
+    }
+
+    /// Runs the call to its end, its messages going to `stream`. What comes back is its response as the client sees it;
+    /// `None` for a call that was cancelled and stays without one.
+    pub(super) async fn deliver(mut self, stream: &Stream) -> Option<Bytes> {
+        let live = Arc::clone(&self.live);
+        let number = self.flight.stream();
+        let bounded = tokio::time::timeout(CALL_MAX, async {
+            loop {
+                tokio::select! {
+                    step = self.step() => match step {
+                        Step::Message(message, weight) => stream.push(message, weight),
+                        Step::Response(landing) => return Some(self.address(&landing)),
+                    },
+                    () = live.given_up(number) => return None,
+                    () = live.ended.wait() => {
+                        let text = "the session ended before the call did; whether it was executed is unknown";
+                        let refusal = Refused::new(Code::OutcomeUnknown, text);
+                        return Some(refusal_message(&self.original, &refusal));
+                    }
+                }
+            }
+        });
+        let answer = bounded.await.unwrap_or_else(|_| Some(self.too_slow()));
+        self.engine.hint(live.touch(self.engine.now(), &self.engine.settings.terms));
+        answer
+    }
+
+    /// Runs the call to its end for nobody: its client went away before it had a stream to come back to. Questions of
+    /// the server go to the listening stream.
+    async fn run_out(mut self) {
+        let live = Arc::clone(&self.live);
+        let number = self.flight.stream();
+        let _ = tokio::time::timeout(CALL_MAX, async {
+            loop {
+                tokio::select! {
+                    step = self.step() => match step {
+                        Step::Message(message, Weight::Essential) => live.listen.push(message, Weight::Essential),
+                        Step::Message(_, Weight::Passing) => {}
+                        Step::Response(landing) => return self.remember(&landing),
+                    },
+                    () = live.given_up(number) => return,
+                    () = live.ended.wait() => return,
+                }
+            }
+        })
+        .await;
+    }
+
+    /// The response as the client sees it: under its own id, with the notice that waits for it (U6).
+    pub(super) fn address(&mut self, landing: &Landing) -> Bytes {
+        let answer = match landing {
+            Landing::Answer(answer) => answer,
+            Landing::Refusal(refusal) => return refusal_message(&self.original, refusal),
+        };
+        let Ok(envelope) = scan(answer) else {
+            let name = &self.live.server.name;
+            let text = format!("server `{name}` answered with something that is no JSON-RPC response");
+            return refusal_message(&self.original, &Refused::new(Code::OutcomeUnknown, text));
+        };
+        self.remember_setting(&envelope);
+        let noticed =
+            self.live.with_notice(|notice| rewrite::to_client_with(answer, &envelope, &self.original, notice));
+        noticed.unwrap_or_else(|| rewrite::to_client(answer, &envelope, &self.original))
+    }
+
+    /// What remains of a response that nobody hears: the setting that it agreed to.
+    fn remember(&mut self, landing: &Landing) {
+        if let Landing::Answer(answer) = landing
+            && let Ok(envelope) = scan(answer)
+        {
+            self.remember_setting(&envelope);
+        }
+    }
+
+    fn remember_setting(&mut self, envelope: &Envelope) {
+        if envelope.kind != Kind::Result {
+            return;
+        }
+        match self.setting.take() {
+            None => {}
+            Some(Setting::Level(level)) => self.live.link.remember_level(level),
+            Some(Setting::Subscribe(uri)) => self.live.link.remember_subscription(uri),
+            Some(Setting::Unsubscribe(uri)) => self.live.link.forget_subscription(&uri),
+        }
+    }
+
+    /// A message of the server that belongs to this call, as the client sees it; `None` if it is not for the client.
+    fn message(&mut self, message: &Bytes) -> Option<(Bytes, Weight)> {
+        let envelope = scan(message).ok()?;
+        let method = envelope.method_name(message).map(|name| Method::of(&name))?;
+        if method == Method::Progress && envelope.kind == Kind::Notification {
+            let progress = progress_value(message, &envelope);
+            if progress.is_some_and(|progress| progress <= self.progress) {
+                return None;
+            }
+            self.progress = progress.unwrap_or(self.progress);
+        }
+        self.engine.server_message(&self.live, message, &envelope)
+    }
+
+    fn measure(&self, outcome: Option<Code>) {
+        let took = self.engine.now().since(self.since);
+        self.engine.metrics.call(&self.live.server.name, self.method, took, outcome);
+    }
+
+    pub(super) fn too_slow(&self) -> Bytes {
+        let mut refusal = Refused::new(Code::OutcomeUnknown, "the server did not answer in time");
+        refusal.server = Some(self.live.server.name.clone());
+        refusal_message(&self.original, &refusal)
+    }
+}
+
+/// A call whose client waits for it. If the client goes away the call runs on by itself (R8).
+pub(super) struct Carried(pub(super) Option<Driver>);
+
+impl Carried {
+    pub(super) async fn step(&mut self) -> Step {
+        match &mut self.0 {
+            Some(driver) => driver.step().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The response of a call that is never a stream; what comes before it goes to the listening stream (R1).
+    pub(super) async fn plain_response(&mut self) -> Step {
+        loop {
+            match self.step().await {
+                Step::Message(message, weight) => {
+                    if let Some(driver) = &self.0 {
+                        driver.live.listen.push(message, weight);
+                    }
+                }
+                Step::Response(landing) => return Step::Response(landing),
+            }
+        }
+    }
+}
+
+impl Drop for Carried {
+    fn drop(&mut self) {
+        if let Some(driver) = self.0.take() {
+            spawn(driver.run_out());
+        }
+    }
+}
+
+/// Keeps a finished stream for a client that comes back: shortly once it was delivered, long if it was not.
+pub(super) async fn linger(live: &Live, stream: &Stream) {
+    live.trim();
+    for _ in 0..LINGERS_MAX {
+        tokio::time::sleep(LINGER).await;
+        if stream.is_delivered() || live.ended.is_set() {
+            break;
+        }
+    }
+    live.let_go(stream.id());
+}
+
+/// The number in a progress notification.
+fn progress_value(message: &[u8], envelope: &Envelope) -> Option<f64> {
+    let span = member(message, envelope.params.as_ref()?, "progress")?;
+    std::str::from_utf8(&message[span]).ok()?.parse().ok()
+}
+
+/// The longest that a call may take.
+const CALL_MAX: Duration = Duration::from_hours(24);
+/// How long a finished stream is kept after it was delivered, and how often that is looked at.
+const LINGER: Duration = Duration::from_mins(1);
+/// How many times that an answer is kept that nobody has taken: a day, for a machine that sleeps over night.
+const LINGERS_MAX: u32 = 24 * 60;

@@ -1,0 +1,203 @@
+//! The operator's hand on sessions, owed deletes and keys. Everything here is audited.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainstay_core::audit::{Action, Actor, AuditEntry};
+use mainstay_core::code::Code;
+use mainstay_core::id::{ServerName, SessionKey, SessionRef};
+use mainstay_core::resume::OwedDelete;
+use mainstay_core::session::Input;
+use mainstay_store::keys::Keyring;
+use mainstay_store::{AuditPage, StoreError, Write};
+use mainstay_upstream::{Settled, settle};
+
+use crate::engine::live::Live;
+use crate::engine::view::{AuditQuery, AuditView, KeysView, OwedView, SessionView};
+use crate::engine::{Engine, Refused};
+use crate::runtime::{fill_with_entropy, spawn};
+
+impl Engine {
+    /// Drains a session: no new calls, those in flight may end within `grace`, then it is deleted (S8).
+    ///
+    /// It returns once the drain is durable: from then on no crash resurrects the session. An error means that it has
+    /// not started.
+    ///
+    /// # Errors
+    /// The ref names no live session or more than one, or the ledger cannot be written.
+    pub async fn drain(
+        self: &Arc<Self>,
+        session_ref: SessionRef,
+        grace: Option<Duration>,
+    ) -> Result<SessionView, Refused> {
+        let key = self.key_of(session_ref).await?;
+        let live = self.load(key).await?;
+        let grace = grace.unwrap_or(self.settings.drain_grace);
+        self.end(&live, Input::Drain { grace }, Actor::Operator).await?;
+        tracing::info!(session = %session_ref, "draining");
+        self.deadlines.notify_one();
+        let engine = Arc::clone(self);
+        let draining = Arc::clone(&live);
+        spawn(async move { engine.finish_drain(&draining, grace).await });
+        self.one_view(key).await
+    }
+
+    /// Ends a drained session once it is quiet or its grace is over. A failure is left to the reaper, which finds its
+    /// deadline over.
+    async fn finish_drain(self: &Arc<Self>, live: &Arc<Live>, grace: Duration) {
+        let quiet = tokio::time::timeout(grace, live.idle()).await.is_ok();
+        let input = if quiet { Input::Drained } else { Input::Expire { activity: live.activity() } };
+        if let Err(refusal) = self.end(live, input, Actor::Operator).await {
+            tracing::warn!(session = %live.key.session_ref(), refusal = %refusal.text, "drain not finished yet");
+            self.deadlines.notify_one();
+        }
+    }
+
+    /// Ends a session now, whatever goes on in it.
+    ///
+    /// # Errors
+    /// The ref names no live session or more than one, or the ledger cannot be written; then it goes on.
+    pub async fn close_session(
+        self: &Arc<Self>,
+        session_ref: SessionRef,
+        reason: &str,
+    ) -> Result<SessionView, Refused> {
+        let key = self.key_of(session_ref).await?;
+        let live = self.load(key).await?;
+        self.end(&live, Input::Close { reason: reason.into() }, Actor::Operator).await?;
+        self.one_view(key).await
+    }
+
+    /// Deletes that are owed to servers, those left to expire included.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub async fn owed(&self) -> Result<Vec<OwedView>, StoreError> {
+        let owed = self.store.owed_all(OWED_LISTED_MAX).await?;
+        Ok(owed.iter().map(OwedView::of).collect())
+    }
+
+    /// Tries to pay an owed delete now.
+    ///
+    /// # Errors
+    /// There is none of that number, or the server did not take it; it stays owed then.
+    pub async fn pay_owed(&self, id: u64) -> Result<(), Refused> {
+        let owed = self.owed_delete(id).await?;
+        let server = self.servers.get(&owed.server).map(|served| &served.server);
+        match settle(&self.upstreams, server, &owed).await {
+            Settled::Paid => {
+                let entry = self.audit_entry(Actor::Operator, Action::OwedPaid, None, &owed.server, "");
+                self.commit(vec![Write::Settle(id), Write::Audit(entry)]).await
+            }
+            Settled::Failed { reason } => {
+                let refusal = Refused::new(Code::ServerUnreachable, format!("the server did not take it: {reason}"));
+                Err(Refused { server: Some(owed.server), ..refusal })
+            }
+        }
+    }
+
+    /// Gives an owed delete up: the server's session is left to expire there.
+    ///
+    /// # Errors
+    /// There is none of that number, or the ledger cannot be written.
+    pub async fn give_up_owed(&self, id: u64) -> Result<(), Refused> {
+        let owed = self.owed_delete(id).await?;
+        let entry = self.audit_entry(Actor::Operator, Action::OwedGivenUp, None, &owed.server, "");
+        self.commit(vec![Write::GiveUp(id), Write::Audit(entry)]).await
+    }
+
+    /// The audit trail, newest first.
+    ///
+    /// # Errors
+    /// The query names no action or no session, or the ledger cannot be read.
+    pub async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditView>, Refused> {
+        let session = match query.session {
+            Some(session_ref) => Some(self.key_of(session_ref).await?),
+            None => None,
+        };
+        let action = match &query.action {
+            None => None,
+            Some(word) => Some(Action::parse(word).ok_or_else(|| {
+                Refused::new(Code::RequestInvalid, format!("the audit trail knows no action `{word}`"))
+            })?),
+        };
+        let page = AuditPage { before: query.before, limit: query.limit, session, action };
+        let entries = self.store.audit(&page).await.map_err(|error| unreadable(&error))?;
+        Ok(entries.into_iter().map(|(id, entry)| AuditView::of(id, &entry)).collect())
+    }
+
+    /// Makes a new key the one that signs and seals. Everything written before stays valid; no session ends (S14).
+    ///
+    /// # Errors
+    /// The key files cannot be written; the old keys stay in force.
+    pub async fn rotate_keys(&self) -> Result<KeysView, Refused> {
+        let Some(folder) = self.key_folder.clone() else {
+            return Err(Refused::new(Code::RequestInvalid, "a ledger in memory has no keys to rotate"));
+        };
+        let rotated = tokio::task::spawn_blocking(move || Keyring::rotate(&folder, &mut fill_with_entropy)).await;
+        let keyring = match rotated {
+            Ok(Ok(keyring)) => keyring,
+            Ok(Err(error)) => return Err(Refused::new(Code::Internal, format!("the keys were not rotated: {error}"))),
+            Err(_) => return Err(Refused::new(Code::Internal, "the keys were not rotated: the rotation panicked")),
+        };
+        let keys = keyring.key_count();
+        self.store.rotate(Arc::new(keyring)).await.map_err(|error| {
+            Refused::new(Code::Internal, format!("the new key signs from the next start on, not yet: {error}"))
+        })?;
+        let entry = AuditEntry::new(self.now(), Actor::Operator, Action::KeysRotated);
+        self.commit(vec![Write::Audit(entry)]).await?;
+        tracing::info!(keys, "keys rotated");
+        Ok(KeysView { keys })
+    }
+
+    async fn owed_delete(&self, id: u64) -> Result<OwedDelete, Refused> {
+        let owed = self.store.owed_all(OWED_LISTED_MAX).await.map_err(|error| unreadable(&error))?;
+        let found = owed.into_iter().find(|owed| owed.id == id);
+        found.ok_or_else(|| Refused::new(Code::SessionUnknown, format!("no delete with number {id} is owed")))
+    }
+
+    /// The one session that `session_ref` means.
+    async fn key_of(&self, session_ref: SessionRef) -> Result<SessionKey, Refused> {
+        let found = self.store.find_ref(session_ref).await.map_err(|error| unreadable(&error))?;
+        match found.as_slice() {
+            [(key, _)] => Ok(*key),
+            [] => Err(Refused::new(Code::SessionUnknown, format!("no session has the ref `{session_ref}`"))),
+            _ => Err(Refused::new(Code::Internal, format!("more than one session has the ref `{session_ref}`"))),
+        }
+    }
+
+    async fn one_view(&self, key: SessionKey) -> Result<SessionView, Refused> {
+        let mut views = self.session(key.session_ref()).await.map_err(|error| unreadable(&error))?;
+        views.pop().ok_or_else(|| Refused::new(Code::SessionUnknown, "the session is gone"))
+    }
+
+    async fn commit(&self, writes: Vec<Write>) -> Result<(), Refused> {
+        self.store.commit(writes).await.map_err(|error| {
+            tracing::error!(error = %error, "an operator's order could not be stored and was not carried out");
+            Refused::new(Code::Internal, "the ledger cannot be written now; nothing was changed")
+        })
+    }
+
+    /// An entry of the audit trail.
+    pub(crate) fn audit_entry(
+        &self,
+        actor: Actor,
+        action: Action,
+        session: Option<SessionKey>,
+        server: &ServerName,
+        detail: &str,
+    ) -> AuditEntry {
+        let entry = AuditEntry::new(self.now(), actor, action).at_server(server.clone()).with_detail(detail);
+        match session {
+            Some(key) => entry.of_session(key),
+            None => entry,
+        }
+    }
+}
+
+fn unreadable(error: &StoreError) -> Refused {
+    Refused::new(Code::Unavailable, format!("the ledger cannot be read now: {error}"))
+}
+
+/// The most owed deletes that are listed.
+const OWED_LISTED_MAX: usize = 10_000;

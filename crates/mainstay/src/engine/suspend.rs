@@ -1,0 +1,74 @@
+//! Suspension: memory and instance go, the session stays (S11).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainstay_core::audit::{Action, Actor};
+use mainstay_core::id::SessionKey;
+use mainstay_core::session::State;
+use mainstay_store::Write;
+use mainstay_upstream::Ending;
+
+use crate::engine::{Engine, Served};
+
+impl Engine {
+    /// The shortest time after which any server's unused sessions are suspended; `None` if none ever is.
+    pub fn shortest_suspension(&self) -> Option<Duration> {
+        self.servers.values().filter_map(|served| served.suspend_after).min()
+    }
+
+    /// Suspends every session that has been unused for long enough.
+    pub async fn suspend_unused(self: &Arc<Self>) {
+        let now = self.now();
+        let unused: Vec<SessionKey> = self
+            .live
+            .iter()
+            .filter(|live| {
+                let after = self.servers.get(&live.server.name).and_then(may_suspend);
+                after.is_some_and(|after| live.with_session(|session| now.since(session.record().seen_at)) >= after)
+            })
+            .map(|live| live.key)
+            .collect();
+        for key in unused {
+            self.suspend(key).await;
+        }
+    }
+
+    /// Suspends one session unless it is in use. It is refused while state would be lost in silence: with a question
+    /// open, an answer not yet taken, a stream being read, or a call in flight.
+    async fn suspend(self: &Arc<Self>, key: SessionKey) {
+        let _lane = self.lane(&key).lock().await;
+        let Some(live) = self.live.get(&key).map(|live| Arc::clone(&live)) else { return };
+        let Some(after) = self.servers.get(&live.server.name).and_then(may_suspend) else { return };
+        let now = self.now();
+        if live.questions() > 0 || live.owes_answers() {
+            return;
+        }
+        let leaving = live.leave(|session, activity| {
+            let record = session.record();
+            let unused = now.since(record.seen_at) >= after && activity.is_idle() && record.state == State::Ready;
+            unused.then(|| record.seen_at)
+        });
+        if leaving.is_none() {
+            return;
+        }
+        // What the next request goes by must be there before it can look: where the server's session stands.
+        let entry = self.audit_entry(Actor::Gateway, Action::Suspended, Some(key), &live.server.name, "");
+        let mut writes = vec![Write::Audit(entry)];
+        writes.extend(live.link.record().map(Write::Resume));
+        if let Err(error) = self.store.commit(writes).await {
+            tracing::warn!(session = %key.session_ref(), error = %error, "not suspended yet");
+            return live.stay();
+        }
+        self.live.remove(&key);
+        live.shut();
+        let ending = if live.server.is_http() { Ending::KeepForResume } else { Ending::Delete };
+        live.link.end(ending).await;
+        tracing::info!(session = %key.session_ref(), server = %live.server.name, "session suspended");
+    }
+}
+
+/// After how long a server's unused sessions are suspended. State inside a stateful child would be lost with it.
+fn may_suspend(served: &Served) -> Option<Duration> {
+    served.suspend_after.filter(|_| served.server.is_http() || !served.stateful)
+}

@@ -1,0 +1,160 @@
+//! Suspension, drain and caps on the wire (S8, S10–S12, AC-05).
+
+use anyhow::{Context as _, Result};
+use mainstay_tests::{Gateway, RawClient, UpH, UpS, wait_until};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const VERSION: &str = "2025-11-25";
+const BOUND: Duration = Duration::from_secs(30);
+
+async fn live_in_memory(gateway: &Gateway) -> Result<u64> {
+    gateway.status().await?["sessions"]["live"].as_u64().context("a count")
+}
+
+#[tokio::test]
+async fn s11_an_unused_http_session_is_suspended_and_comes_back_under_its_upstream_id() -> Result<()> {
+    let up = UpH::start().await?;
+    let gateway = Gateway::start(&format!("[session]\nsuspend_after = \"1s\"\n{}", up.toml("h")), &[]).await?;
+    let client = RawClient::open(&gateway.url("h")?, VERSION).await?;
+    let before = client.call("whoami", json!({})).await?.json()?;
+    wait_until("it is suspended", BOUND, async || live_in_memory(&gateway).await.is_ok_and(|live| live == 0)).await?;
+    let after = client.call("whoami", json!({})).await?.json()?;
+    assert_eq!(after["session"], before["session"]);
+    assert_eq!(after["calls"], 2);
+    assert_eq!(up.count("/initializes").await?, 1);
+    assert_eq!(up.count("/deletes").await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn s11_a_child_is_let_go_unless_it_is_stateful_or_a_stream_is_open() -> Result<()> {
+    let (plain, stateful, watched) = (UpS::new(&[])?, UpS::new(&[])?, UpS::new(&[])?);
+    let config = format!(
+        "[session]\nsuspend_after = \"1s\"\n{}{}stateful = true\n{}listen_stream = \"always\"\n",
+        plain.toml("plain")?,
+        stateful.toml("stateful")?,
+        watched.toml("watched")?,
+    );
+    let gateway = Gateway::start(&config, &[]).await?;
+    let mut clients = Vec::new();
+    for server in ["plain", "stateful", "watched"] {
+        let client = RawClient::open(&gateway.url(server)?, VERSION).await?;
+        client.call_through("whoami", json!({})).await?.result()?;
+        clients.push(client);
+    }
+    let stream = clients[2].get_stream(None).await?;
+    assert_eq!(stream.status, 200);
+    let child = plain.starts()?.pop().context("a child")?;
+    wait_until("the plain child is let go", BOUND, async || !child.is_alive()).await?;
+    assert_eq!(live_in_memory(&gateway).await?, 2, "the other two stay");
+    let outcome = clients[0].call_through("whoami", json!({})).await?;
+    assert_eq!(outcome.json()?["calls"], 1, "a new child");
+    assert_eq!(outcome.result()?["_meta"]["mainstay/notice"]["event"], "remade", "and that is said");
+    assert_eq!(stateful.starts()?.len(), 1);
+    assert_eq!(watched.starts()?.len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn s12_a_principals_cap_refuses_the_next_session_and_evicts_none() -> Result<()> {
+    let up = UpH::start().await?;
+    let mut gateway = Gateway::start(&format!("[session]\nmax_per_principal = 3\n{}", up.toml("h")), &[]).await?;
+    let url = gateway.url("h")?;
+    let agent = |name: &str| RawClient::new(&url)?.with_header("x-agent-name", name);
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        let mut client = agent("alice")?;
+        client.establish(VERSION).await?;
+        open.push(client);
+    }
+    for _ in 0..2 {
+        let outcome = agent("alice")?.initialize(VERSION).await?;
+        assert_eq!((outcome.status, outcome.named_outcome()), (429, Some("limit_reached")));
+        assert!(outcome.header("retry-after").is_some());
+        let mut other = agent("bob")?;
+        other.establish(VERSION).await?;
+        for client in &open {
+            client.call("echo", json!({"text": "still served"})).await?.result()?;
+        }
+        // The count is the ledger's, not the worker's.
+        gateway.kill_worker().await?;
+    }
+    open.pop().context("one")?.delete().await?;
+    agent("alice")?.establish(VERSION).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn s8_a_drain_lets_the_call_in_flight_finish_refuses_new_ones_and_survives_kill_9() -> Result<()> {
+    let up = UpH::start().await?;
+    let mut gateway = Gateway::start(&up.toml("h"), &[]).await?;
+    let client = RawClient::open(&gateway.url("h")?, VERSION).await?;
+    let (_, listed) = gateway.admin_get("/api/v1/sessions").await?;
+    let session_ref = listed["sessions"][0]["ref"].as_str().context("a ref")?.to_owned();
+    let running =
+        client.post(&client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 1500}}))).await?;
+    let (status, drained) =
+        gateway.admin_post(&format!("/api/v1/sessions/{session_ref}/drain"), &json!({"grace": "10s"})).await?;
+    assert_eq!(status, 200, "{drained}");
+    assert_eq!(client.request("tools/list", Value::Null).await?.status, 404, "no new calls");
+    running.finish(BOUND).await?.result().context("the call in flight finishes")?;
+    wait_until("its server is told", BOUND, async || up.count("/deletes").await.is_ok_and(|count| count == 1)).await?;
+
+    let second = RawClient::open(&gateway.url("h")?, VERSION).await?;
+    let (_, listed) = gateway.admin_get("/api/v1/sessions?state=ready").await?;
+    let session_ref = listed["sessions"][0]["ref"].as_str().context("a ref")?.to_owned();
+    let stuck =
+        second.post(&second.message("tools/call", json!({"name": "slow", "arguments": {"ms": 60_000}}))).await?;
+    gateway.admin_post(&format!("/api/v1/sessions/{session_ref}/drain"), &json!({"grace": "60s"})).await?;
+    gateway.kill_all().await?;
+    drop(stuck);
+    gateway.start_again().await?;
+    assert_eq!(second.request("tools/list", Value::Null).await?.status, 404, "a crash resurrects nothing");
+    let (_, listed) = gateway.admin_get("/api/v1/sessions?state=deleted").await?;
+    assert_eq!(listed["sessions"].as_array().map(Vec::len), Some(2), "{listed}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn ac05_sessions_end_and_nothing_is_left() -> Result<()> {
+    let (up_h, up_s) = (UpH::start().await?, UpS::new(&[])?);
+    let config =
+        format!("[session]\nidle_expiry = \"3s\"\nmax_per_principal = 10000\n{}{}", up_h.toml("h"), up_s.toml("s")?);
+    let gateway = Gateway::start(&config, &[]).await?;
+    let child_client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    child_client.call_through("echo", json!({"text": "a"})).await?.result()?;
+    let child = up_s.starts()?.pop().context("a child")?;
+    child_client.delete().await?;
+    wait_until("the child of the ended session is gone", BOUND, async || !child.is_alive()).await?;
+
+    let worker = gateway.worker().await?;
+    let descriptors = || anyhow::Ok(std::fs::read_dir(format!("/proc/{}/fd", worker.pid))?.count());
+    let before = descriptors()?;
+    let url = gateway.url("h")?;
+    const ROUNDS: usize = 300;
+    for round in 0..ROUNDS {
+        let mut client = RawClient::new(&url)?;
+        client.initialize(VERSION).await?.result()?;
+        match round % 3 {
+            0 => {
+                client.notify("notifications/initialized", Value::Null).await?;
+                client.request("tools/list", Value::Null).await?.result()?;
+            }
+            1 => assert_eq!(client.delete().await?, 204),
+            // Hung up before `initialized`.
+            _ => {}
+        }
+    }
+    wait_until("all have ended", BOUND, async || {
+        gateway.status().await.is_ok_and(|status| status["sessions"]["stored"] == 0 && status["sessions"]["live"] == 0)
+    })
+    .await?;
+    wait_until("every server's session was deleted", BOUND, async || {
+        let (opened, deleted) = (up_h.count("/initializes").await, up_h.count("/deletes").await);
+        opened.is_ok_and(|opened| opened == ROUNDS as u64) && deleted.is_ok_and(|deleted| deleted == ROUNDS as u64)
+    })
+    .await?;
+    wait_until("descriptors are back", BOUND, async || descriptors().is_ok_and(|now| now <= before + 10)).await?;
+    Ok(())
+}
