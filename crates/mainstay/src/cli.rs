@@ -12,12 +12,16 @@ use output::Output;
 
 mod announce;
 mod api;
+mod audit;
 mod config;
 mod demo;
 mod exit;
 mod failure;
 mod gateway;
+mod instances;
+mod keys;
 mod output;
+mod owed;
 mod serve;
 mod servers;
 mod sessions;
@@ -65,13 +69,17 @@ fn run(cli: Cli, out: &Output) -> Result<(), Failure> {
         Command::DemoServer => crate::demo::run().map_err(|error| Failure::from(anyhow::Error::new(error))),
         Command::Status(place) => status::run(&place, out),
         Command::Servers(ServersCommand::List(place)) => servers::list(&place, out),
-        Command::Sessions(SessionsCommand::List(args)) => sessions::list(&args, out),
-        Command::Sessions(SessionsCommand::Show(args)) => sessions::show(&args, out),
+        Command::Sessions(command) => sessions::run(&command, out),
+        Command::Instances(place) => instances::list(&place, out),
+        Command::Owed(command) => owed::run(&command, out),
+        Command::Audit(args) => audit::run(&args, out),
+        Command::Keys(keys::Command::Rotate(place)) => keys::rotate(&place, out),
         Command::Stop(place) => stop::run(&place, out),
         Command::Tokens(TokensCommand::New) => tokens::new(out),
         Command::Config(ConfigCommand::Check(args)) => config::check(&args, out),
         Command::Config(ConfigCommand::Show(args)) => config::show(&args, out),
         Command::Config(ConfigCommand::Schema) => config::schema(out),
+        Command::Openapi => out.document(&crate::admin::openapi()),
     }
 }
 
@@ -116,9 +124,19 @@ enum Command {
     /// The servers of a running gateway
     #[command(subcommand)]
     Servers(ServersCommand),
-    /// The sessions of a running gateway
+    /// The sessions of a running gateway: find, show, end them
     #[command(subcommand)]
-    Sessions(SessionsCommand),
+    Sessions(sessions::Command),
+    /// Live connections of a running gateway to its servers
+    Instances(Place),
+    /// Deletes that a running gateway still owes to its servers
+    #[command(subcommand)]
+    Owed(owed::Command),
+    /// Who did what to which session
+    Audit(audit::Args),
+    /// The keys that sign and seal what is stored
+    #[command(subcommand)]
+    Keys(keys::Command),
     /// Stop a running gateway; its sessions are kept
     Stop(Place),
     /// Make tokens for clients
@@ -127,6 +145,9 @@ enum Command {
     /// Check, show or describe the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Print the OpenAPI document of the admin API
+    #[command(hide = true)]
+    Openapi,
     /// The process that does the work; started by `serve`
     #[command(hide = true)]
     Worker,
@@ -142,14 +163,6 @@ enum ServersCommand {
 }
 
 #[derive(Debug, Subcommand)]
-enum SessionsCommand {
-    /// List them
-    List(SessionsListArgs),
-    /// Show one
-    Show(SessionArgs),
-}
-
-#[derive(Debug, Subcommand)]
 enum TokensCommand {
     /// Print a random token and its hash for `[auth.tokens]`; nothing is stored
     New,
@@ -160,7 +173,7 @@ enum ConfigCommand {
     /// Say whether a configuration is right, and where it is not
     Check(SourceArgs),
     /// Show the configuration in force, with every default
-    Show(SourceArgs),
+    Show(config::ShowArgs),
     /// Print the JSON Schema of the configuration file
     Schema,
 }
@@ -203,27 +216,6 @@ struct Place {
     /// The gateway's configuration, which names the state directory
     #[arg(long, env = environment::CONFIG, value_name = "FILE")]
     config: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-struct SessionsListArgs {
-    #[command(flatten)]
-    place: Place,
-    /// How many at most
-    #[arg(long, default_value_t = 1000, value_name = "COUNT")]
-    limit: usize,
-    /// Begin behind this session
-    #[arg(long, value_name = "REF")]
-    after: Option<String>,
-}
-
-#[derive(Debug, Args)]
-struct SessionArgs {
-    /// The session: `s-` and ten digits, as listed
-    #[arg(value_name = "REF")]
-    session: String,
-    #[command(flatten)]
-    place: Place,
 }
 
 #[cfg(test)]

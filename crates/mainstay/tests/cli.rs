@@ -61,11 +61,16 @@ impl Gateway {
     }
 
     fn get(&self, path: &str, authorization: Option<&str>) -> Option<Answer> {
+        self.ask("GET", path, authorization)
+    }
+
+    fn ask(&self, method: &str, path: &str, authorization: Option<&str>) -> Option<Answer> {
         let published = self.published()?;
         let mut stream = TcpStream::connect(published["admin"].as_str()?).ok()?;
         stream.set_read_timeout(Some(BOUND)).ok()?;
         let authorization = authorization.map(|value| format!("Authorization: {value}\r\n")).unwrap_or_default();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{authorization}\r\n").ok()?;
+        write!(stream, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{authorization}\r\n")
+            .ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;
         let (head, body) = text.split_once("\r\n\r\n")?;
@@ -121,38 +126,67 @@ fn runs(pid: u64) -> bool {
 }
 
 #[test]
-fn o1_every_route_of_the_api_refuses_who_has_not_the_token() {
+fn o1_every_route_of_the_table_refuses_who_has_not_the_token() {
     let gateway = Gateway::start();
     let token = gateway.token();
     let right = format!("Bearer {token}");
-    let wrong = [None, Some("Bearer wrong"), Some("Bearer "), Some(token.as_str())];
-    for (path, status) in [
-        ("/api/v1/status", 200),
-        ("/api/v1/servers", 200),
-        ("/api/v1/sessions", 200),
-        ("/api/v1/sessions?limit=1&after=s-0000000000", 200),
-        ("/api/v1/sessions?after=x", 400),
-        ("/api/v1/sessions?limit=x", 400),
-        ("/api/v1/sessions/s-0123456789", 404),
-        ("/api/v1/sessions/nonsense", 400),
-        ("/api/v1/nothing", 404),
-    ] {
-        for authorization in wrong {
-            let answer = gateway.get(path, authorization).unwrap();
-            assert_eq!(answer.status, 401, "{path}");
-            assert!(answer.head.contains("www-authenticate: bearer"), "{path}: {}", answer.head);
-            let document: Value = serde_json::from_str(&answer.body).unwrap();
-            assert_eq!(document["code"], "unauthorized", "{path}");
+    let wrong = [None, Some("Bearer wrong"), Some("Bearer "), Some(token.as_str()), Some("Basic d3Jvbmc6")];
+    let document = gateway.get("/api/v1/openapi.json", Some(&right)).unwrap();
+    let document: Value = serde_json::from_str(&document.body).unwrap();
+    let kept = include_str!("../../../docs/openapi.json");
+    assert_eq!(document, serde_json::from_str::<Value>(kept).unwrap(), "the document in docs/");
+    let mut walked = 0;
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        let path = path.replace("{ref}", "s-0123456789").replace("{id}", "7");
+        for method in operations.as_object().unwrap().keys().map(|method| method.to_ascii_uppercase()) {
+            for authorization in wrong {
+                let answer = gateway.ask(&method, &path, authorization).unwrap();
+                assert_eq!(answer.status, 401, "{method} {path} with {authorization:?}");
+                assert!(answer.head.contains("www-authenticate: bearer"), "{path}: {}", answer.head);
+                let problem: Value = serde_json::from_str(&answer.body).unwrap();
+                assert_eq!(problem["code"], "unauthorized", "{path}");
+            }
+            let answer = gateway.ask(&method, &path, Some(&right)).unwrap();
+            let expected = if path.contains("0123456789") || path.contains("/7/") { 404 } else { 200 };
+            assert_eq!(answer.status, expected, "{method} {path}: {}", answer.body);
+            assert!(!answer.body.contains(&token), "{path}");
+            assert!(answer.head.contains("cache-control: no-store"), "{path}: {}", answer.head);
+            let other = if method == "GET" { "POST" } else { "GET" };
+            assert_eq!(gateway.ask(other, &path, Some(&right)).unwrap().status, 405, "{other} {path}");
+            walked += 1;
         }
+    }
+    assert!(walked >= 15, "{walked} routes");
+    assert_eq!(gateway.get("/healthz", None).unwrap().status, 200);
+    assert_eq!(gateway.get("/readyz", None).unwrap().status, 200);
+    assert_eq!(gateway.get("/elsewhere", None).unwrap().status, 401, "who has no token learns of no path");
+}
+
+#[test]
+fn o1_what_is_malformed_is_said_as_a_problem() {
+    let gateway = Gateway::start();
+    let right = format!("Bearer {}", gateway.token());
+    for (path, status, code) in [
+        ("/api/v1/sessions?limit=1&after=s-0000000000", 200, ""),
+        ("/api/v1/sessions?state=ready&server=mainstay&principal=anonymous", 200, ""),
+        ("/api/v1/sessions?after=x", 400, "request_invalid"),
+        ("/api/v1/sessions?limit=x", 400, "request_invalid"),
+        ("/api/v1/sessions?sever=files", 400, "request_invalid"),
+        ("/api/v1/sessions?state=reddy", 400, "request_invalid"),
+        ("/api/v1/sessions/s-0123456789", 404, "not_found"),
+        ("/api/v1/sessions/nonsense", 400, "request_invalid"),
+        ("/api/v1/audit?action=danced", 400, "request_invalid"),
+        ("/api/v1/nothing", 404, "not_found"),
+    ] {
         let answer = gateway.get(path, Some(&right)).unwrap();
         assert_eq!(answer.status, status, "{path}: {}", answer.body);
         let problem = answer.head.contains("content-type: application/problem+json");
         assert_eq!(problem, status != 200, "{path}: {}", answer.head);
-        assert!(!answer.body.contains(&token), "{path}");
+        if status != 200 {
+            let document: Value = serde_json::from_str(&answer.body).unwrap();
+            assert_eq!((&document["code"], &document["status"]), (&code.into(), &status.into()), "{path}");
+        }
     }
-    assert_eq!(gateway.get("/healthz", None).unwrap().status, 200);
-    assert_eq!(gateway.get("/readyz", None).unwrap().status, 200);
-    assert_eq!(gateway.get("/elsewhere", None).unwrap().status, 404);
 }
 
 #[test]

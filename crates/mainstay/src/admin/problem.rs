@@ -4,7 +4,13 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
+use mainstay_core::code::{self, TerminalStatus};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::engine::Refused;
+use crate::engine::view::SessionView;
 
 /// Why a request to the admin API was not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,16 +21,23 @@ pub(super) enum Code {
     NotFound,
     /// The method is not for this path.
     MethodNotAllowed,
-    /// A query parameter is malformed.
+    /// A query parameter, a path's part or the body is malformed.
     RequestInvalid,
+    /// The body is larger than any order.
+    BodyTooLarge,
+    /// More than one session has this ref.
+    RefAmbiguous,
     /// The worker takes no new work.
     NotReady,
-    /// The ledger can't be read now.
+    /// This can't be answered now.
     Unavailable,
+    /// The engine refused it.
+    Refused(code::Code),
 }
 
-/// The document.
-#[derive(Debug, Serialize, Deserialize)]
+/// A problem document.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Problem")]
 pub struct Document {
     /// The HTTP status, repeated.
     pub status: u16,
@@ -34,32 +47,61 @@ pub struct Document {
     pub title: String,
     /// What it is here.
     pub detail: String,
+    /// The sessions that an ambiguous ref can mean.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sessions: Vec<Value>,
 }
 
 /// A problem on its way out.
+#[derive(Debug)]
 pub(super) struct Problem {
     code: Code,
     detail: String,
+    sessions: Vec<Value>,
 }
 
 impl Problem {
     pub(super) fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into() }
+        Self { code, detail: detail.into(), sessions: Vec::new() }
+    }
+
+    /// More than one session has the ref that was asked for: these.
+    pub(super) fn ambiguous(detail: impl Into<String>, candidates: &[SessionView]) -> Self {
+        let sessions = candidates.iter().filter_map(|view| serde_json::to_value(view).ok()).collect();
+        Self { sessions, ..Self::new(Code::RefAmbiguous, detail) }
+    }
+
+    /// The ledger can't be read. What failed is the log's; the client learns that it may ask again.
+    pub(super) fn unreadable(error: &(dyn std::error::Error + 'static)) -> Self {
+        tracing::warn!(error, "the ledger can't be read for the admin API");
+        Self::new(Code::Unavailable, "the ledger can't be read now")
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Self {
+        let detail = match refused.server {
+            Some(server) => format!("{server}: {}", refused.text),
+            None => refused.text,
+        };
+        Self::new(Code::Refused(refused.code), detail)
     }
 }
 
 impl Code {
     #[cfg(test)]
-    const ALL: [Self; 6] = [
+    const OWN: [Self; 8] = [
         Self::Unauthorized,
         Self::NotFound,
         Self::MethodNotAllowed,
         Self::RequestInvalid,
+        Self::BodyTooLarge,
+        Self::RefAmbiguous,
         Self::NotReady,
         Self::Unavailable,
     ];
 
-    const fn parts(self) -> (StatusCode, &'static str, &'static str) {
+    fn parts(self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized", "the admin token is needed"),
             Self::NotFound => (StatusCode::NOT_FOUND, "not_found", "nothing is here"),
@@ -67,29 +109,49 @@ impl Code {
                 (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "the method is not allowed here")
             }
             Self::RequestInvalid => (StatusCode::BAD_REQUEST, "request_invalid", "the request is malformed"),
+            Self::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "the body is too large"),
+            Self::RefAmbiguous => (StatusCode::CONFLICT, "ref_ambiguous", "more than one session has this ref"),
             Self::NotReady => (StatusCode::SERVICE_UNAVAILABLE, "not_ready", "no new work is taken"),
             Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "this can't be answered now"),
+            Self::Refused(code) => (status_of(code), code.name(), "the gateway refused it"),
         }
+    }
+}
+
+/// What a client is told inside HTTP 200 about a server is a failure behind the gateway here.
+fn status_of(code: code::Code) -> StatusCode {
+    let status = StatusCode::from_u16(code.http_status(TerminalStatus::Distinct));
+    match status {
+        Ok(status) if !status.is_success() => status,
+        Ok(_) | Err(_) => StatusCode::BAD_GATEWAY,
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let (status, code, title) = self.code.parts();
-        let document =
-            Document { status: status.as_u16(), code: code.to_owned(), title: title.to_owned(), detail: self.detail };
+        let document = Document {
+            status: status.as_u16(),
+            code: code.to_owned(),
+            title: title.to_owned(),
+            detail: self.detail,
+            sessions: self.sessions,
+        };
         let mut response = (status, Json(document)).into_response();
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         if status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"mainstay admin\""));
         }
-        if status == StatusCode::SERVICE_UNAVAILABLE {
+        if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }
 }
+
+/// What a problem document is.
+pub(super) const MEDIA_TYPE: &str = "application/problem+json";
 
 #[cfg(test)]
 mod tests {
@@ -101,9 +163,20 @@ mod tests {
     fn every_code_is_explained() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors/README.md");
         let text = std::fs::read_to_string(path).unwrap();
-        for code in Code::ALL {
+        for code in Code::OWN {
             let (status, name, _) = code.parts();
             assert!(text.contains(&format!("| `{name}` | {} |", status.as_u16())), "`{name}` is not explained");
         }
+    }
+
+    #[test]
+    fn a_refusal_of_the_engine_keeps_its_word_and_never_looks_like_success() {
+        for code in code::Code::ALL {
+            let (status, name, _) = Code::Refused(code).parts();
+            assert_eq!(name, code.name());
+            assert!(status.is_client_error() || status.is_server_error(), "{name}: {status}");
+        }
+        let parts = Code::Refused(code::Code::SessionDraining).parts();
+        assert_eq!((parts.0, parts.1), (StatusCode::CONFLICT, "session_draining"));
     }
 }

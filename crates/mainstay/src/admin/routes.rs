@@ -1,146 +1,204 @@
-//! The paths of the admin port.
+//! The paths of the admin port: one table, from which the router and the OpenAPI document are made.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, Request, State};
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
+use axum::routing::{MethodRouter, get, post};
+use http::HeaderValue;
 use http::header::CACHE_CONTROL;
-use http::{HeaderMap, HeaderValue};
-use mainstay_core::id::{SessionKey, SessionRef};
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 
-use super::problem::{Code, Problem};
+use super::problem::{Code, Document, Problem};
+use super::request::BODY_BYTES_MAX;
 use super::token::Token;
+use super::{audit, gateway, metrics, owed, sessions};
 use crate::engine::Engine;
-use crate::engine::view::{ServerView, SessionView, StatusView};
+use crate::engine::view::{KeysView, SessionView, StatusView};
+use crate::telemetry;
 
-/// Every path, the guard before those of the API.
+/// A path with its method: who serves it, and what the document says of it.
+pub(super) struct Route {
+    /// `get` or `post`.
+    pub(super) method: &'static str,
+    /// The whole path, parameters in braces.
+    pub(super) path: &'static str,
+    /// One line.
+    pub(super) summary: &'static str,
+    /// The schema of the query, if it has one.
+    pub(super) query: Option<SchemaOf>,
+    /// The schema of the body, if it has one.
+    pub(super) body: Option<SchemaOf>,
+    /// What it answers if all goes well.
+    pub(super) answer: Answer,
+    handler: fn() -> MethodRouter<Arc<Engine>>,
+}
+
+/// Makes a schema.
+pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
+
+/// A successful answer.
+pub(super) enum Answer {
+    /// A JSON document with this status.
+    Json(u16, SchemaOf),
+    /// Nothing, with status 204.
+    Nothing,
+    /// Text of this media type.
+    Text(&'static str),
+}
+
+/// Every path, the guard before all but health and readiness.
 pub(super) fn router(engine: Arc<Engine>, token: Token) -> Router {
-    let api = Router::new()
-        .route("/status", get(status))
-        .route("/servers", get(servers))
-        .route("/sessions", get(sessions))
-        .route("/sessions/{ref}", get(session))
+    let mut router = Router::new().route(HEALTH, get(async || "ok\n")).route(READINESS, get(gateway::readiness));
+    for route in ROUTES {
+        router = router.route(route.path, (route.handler)());
+    }
+    router
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(nothing)
-        .layer(middleware::from_fn_with_state(token, guard));
-    Router::new()
-        .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(readiness))
-        .nest("/api/v1", api)
-        .method_not_allowed_fallback(method_not_allowed)
-        .fallback(nothing)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(middleware::from_fn_with_state(token, guard))
         .with_state(engine)
 }
 
-/// A page of sessions.
-#[derive(Debug, Serialize)]
-struct SessionsPage {
-    sessions: Vec<SessionView>,
-    /// The `after` of the next page; none on the last one.
-    next: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct PageQuery {
-    after: Option<String>,
-    limit: Option<usize>,
-}
-
-async fn guard(State(token): State<Token>, headers: HeaderMap, request: Request, next: Next) -> Response {
-    if !token.admits(&headers) {
+/// Everything is behind the token unless it stands here.
+async fn guard(State(token): State<Token>, request: Request, next: Next) -> Response {
+    let open = matches!(request.uri().path(), HEALTH | READINESS);
+    if !open && !token.admits(request.headers()) {
         let detail = "send `Authorization: Bearer TOKEN` with the token of the state directory's admin.token";
         return Problem::new(Code::Unauthorized, detail).into_response();
     }
-    let mut response = next.run(request).await;
+    let answered = tokio::time::timeout(ANSWER_WITHIN, next.run(request)).await;
+    let mut response = answered.unwrap_or_else(|_| {
+        Problem::new(Code::Unavailable, "this takes too long; an order that was given goes on").into_response()
+    });
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-async fn readiness(State(engine): State<Arc<Engine>>) -> Result<&'static str, Problem> {
-    if engine.is_ready() { Ok("ready\n") } else { Err(Problem::new(Code::NotReady, "this worker is draining")) }
-}
-
-async fn status(State(engine): State<Arc<Engine>>) -> Json<StatusView> {
-    Json(engine.status().await)
-}
-
-#[derive(Debug, Serialize)]
-struct Servers {
-    servers: Vec<ServerView>,
-}
-
-async fn servers(State(engine): State<Arc<Engine>>) -> Json<Servers> {
-    Json(Servers { servers: engine.servers() })
-}
-
-async fn sessions(
-    State(engine): State<Arc<Engine>>,
-    query: Result<Query<PageQuery>, QueryRejection>,
-) -> Result<Json<SessionsPage>, Problem> {
-    let Query(query) = query.map_err(|error| Problem::new(Code::RequestInvalid, error.body_text()))?;
-    let after = match &query.after {
-        Some(text) => Some(behind(parsed(text)?)),
-        None => None,
-    };
-    let limit = query.limit.unwrap_or(PAGE_SESSIONS_DEFAULT).clamp(1, PAGE_SESSIONS_MAX);
-    let sessions = engine.sessions(after, limit).await.map_err(|error| unreadable(&error))?;
-    let full = sessions.len() == limit;
-    let next = sessions.last().filter(|_| full).map(|last| last.r#ref.clone());
-    Ok(Json(SessionsPage { sessions, next }))
-}
-
-async fn session(State(engine): State<Arc<Engine>>, Path(text): Path<String>) -> Result<Json<SessionView>, Problem> {
-    let session_ref = parsed(&text)?;
-    let mut found = engine.session(session_ref).await.map_err(|error| unreadable(&error))?;
-    match found.len() {
-        0 => Err(Problem::new(Code::NotFound, format!("no session is called {session_ref}"))),
-        _ => Ok(Json(found.swap_remove(0))),
-    }
-}
-
 async fn nothing() -> Problem {
-    Problem::new(Code::NotFound, "the paths are /healthz, /readyz and those below /api/v1/")
+    Problem::new(Code::NotFound, "the paths are /healthz, /readyz, /metrics and those in /api/v1/openapi.json")
 }
 
 async fn method_not_allowed() -> Problem {
-    Problem::new(Code::MethodNotAllowed, "every path is read by GET")
+    Problem::new(Code::MethodNotAllowed, "what is there is read by GET, orders are given by POST")
 }
 
-fn parsed(text: &str) -> Result<SessionRef, Problem> {
-    let malformed = || Problem::new(Code::RequestInvalid, "a session's ref is `s-` and ten hexadecimal digits");
-    SessionRef::parse(text).ok_or_else(malformed)
+fn schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
 }
 
-/// The last key that has this ref: a page begins behind it. The key itself is not told to anybody.
-fn behind(session_ref: SessionRef) -> SessionKey {
-    let mut key = [0xff; 32];
-    let head = session_ref.as_bytes();
-    key[..head.len()].copy_from_slice(head);
-    SessionKey::from_bytes(key)
+/// The schema itself, for what is not named in the document.
+fn inline<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    T::json_schema(generator)
 }
 
-/// What failed is the log's; the client learns that it may ask again.
-fn unreadable(error: &(dyn std::error::Error + 'static)) -> Problem {
-    tracing::warn!(error, "the ledger can't be read for the admin API");
-    Problem::new(Code::Unavailable, "the ledger can't be read now")
+fn anything(_: &mut SchemaGenerator) -> Schema {
+    schemars::json_schema!({ "type": "object" })
 }
 
-const PAGE_SESSIONS_DEFAULT: usize = 100;
-const PAGE_SESSIONS_MAX: usize = 1000;
+/// The schema of errors.
+pub(super) const PROBLEM: SchemaOf = schema::<Document>;
+
+const fn read(path: &'static str, summary: &'static str, answer: Answer, handler: Handler) -> Route {
+    Route { method: "get", path, summary, query: None, body: None, answer, handler }
+}
+
+const fn order(path: &'static str, summary: &'static str, answer: Answer, handler: Handler) -> Route {
+    Route { method: "post", path, summary, query: None, body: None, answer, handler }
+}
+
+impl Route {
+    const fn asking(self, query: SchemaOf) -> Self {
+        Self { query: Some(query), ..self }
+    }
+
+    const fn taking(self, body: SchemaOf) -> Self {
+        Self { body: Some(body), ..self }
+    }
+}
+
+type Handler = fn() -> MethodRouter<Arc<Engine>>;
+
+/// Everything that the admin port serves to who holds the token.
+pub(super) const ROUTES: &[Route] = &[
+    read("/metrics", "The numbers, for Prometheus", Answer::Text(telemetry::metrics::CONTENT_TYPE), || {
+        get(metrics::read)
+    }),
+    read("/api/v1/openapi.json", "This document", Answer::Json(200, anything), || get(gateway::openapi)),
+    read("/api/v1/status", "The gateway as a whole", Answer::Json(200, schema::<StatusView>), || get(gateway::status)),
+    read("/api/v1/servers", "The configured servers", Answer::Json(200, schema::<gateway::Servers>), || {
+        get(gateway::servers)
+    }),
+    read(
+        "/api/v1/instances",
+        "Live connections to servers, as far as they are in memory",
+        Answer::Json(200, schema::<gateway::Instances>),
+        || get(gateway::instances),
+    ),
+    read("/api/v1/config", "Every setting as in force", Answer::Json(200, schema::<gateway::Knobs>), || {
+        get(gateway::config)
+    }),
+    read(
+        "/api/v1/sessions",
+        "A page of sessions, ended ones included as long as they are kept",
+        Answer::Json(200, schema::<sessions::SessionsPage>),
+        || get(sessions::list),
+    )
+    .asking(inline::<sessions::ListQuery>),
+    read("/api/v1/sessions/{ref}", "One session", Answer::Json(200, schema::<SessionView>), || get(sessions::show)),
+    order(
+        "/api/v1/sessions/{ref}/drain",
+        "End a session once its calls in flight are over, or the grace is",
+        Answer::Json(202, schema::<SessionView>),
+        || post(sessions::drain),
+    )
+    .taking(schema::<sessions::DrainOrder>),
+    order("/api/v1/sessions/{ref}/close", "End a session now", Answer::Json(200, schema::<SessionView>), || {
+        post(sessions::close)
+    })
+    .taking(schema::<sessions::CloseOrder>),
+    read("/api/v1/owed", "Deletes that are owed to servers", Answer::Json(200, schema::<owed::OwedDeletes>), || {
+        get(owed::list)
+    }),
+    order("/api/v1/owed/{id}/pay", "Try to pay an owed delete now", Answer::Nothing, || post(owed::pay)),
+    order("/api/v1/owed/{id}/give-up", "Leave the server's session to expire there", Answer::Nothing, || {
+        post(owed::give_up)
+    }),
+    read(
+        "/api/v1/audit",
+        "A page of the audit trail, newest first",
+        Answer::Json(200, schema::<audit::AuditPage>),
+        || get(audit::list),
+    )
+    .asking(inline::<audit::ListQuery>),
+    order(
+        "/api/v1/keys/rotate",
+        "Sign and seal with a new key from now on; no session ends",
+        Answer::Json(200, schema::<KeysView>),
+        || post(gateway::rotate_keys),
+    ),
+];
+
+const HEALTH: &str = "/healthz";
+const READINESS: &str = "/readyz";
+/// How long a client waits at most. What an order began goes on.
+const ANSWER_WITHIN: Duration = Duration::from_mins(1);
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
-    fn a_page_begins_behind_every_session_of_its_ref() {
-        let key = SessionKey::from_bytes([7; 32]);
-        let after = behind(key.session_ref());
-        assert!(after > key && after.session_ref() == key.session_ref());
+    fn o1_each_path_stands_in_the_table_once_and_none_of_the_open_ones_does() {
+        let paths: BTreeSet<_> = ROUTES.iter().map(|route| (route.path, route.method)).collect();
+        assert_eq!(paths.len(), ROUTES.len());
+        assert!(ROUTES.iter().all(|route| !matches!(route.path, HEALTH | READINESS)));
+        assert!(ROUTES.iter().all(|route| route.path == "/metrics" || route.path.starts_with("/api/v1/")));
     }
 }

@@ -5,17 +5,20 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, HOST};
-use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Empty, Full, Limited};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::net::TcpStream;
 
 use super::failure::Failure;
 use super::gateway::{self, Gateway};
+use super::output::plain;
 use super::{Place, config};
+use crate::admin::Document;
 use crate::runtime;
 
 /// A running gateway's admin API.
@@ -56,13 +59,37 @@ impl Api {
     /// Reads the document at `path`, which is below `/api/v1`.
     ///
     /// # Errors
-    /// Exit code 3 if nobody listens, 4 if there is no such thing, 1 for what the gateway refuses.
+    /// Exit code 3 if nobody listens, 4 if there is no such thing, 2 if the question is malformed, 1 for what the
+    /// gateway refuses.
     pub(super) async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        document(&self.ask(Method::GET, path, Vec::new()).await?)
+    }
+
+    /// Gives an order at `path`, which is below `/api/v1`, on a runtime of its own; answers with the document.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) fn post<T: DeserializeOwned>(&self, path: &str, order: &Value) -> Result<T, Failure> {
+        document(&block_on(self.ask(Method::POST, path, order.to_string().into_bytes()))?)
+    }
+
+    /// Gives an order that is answered with nothing but success.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) fn order(&self, path: &str) -> Result<(), Failure> {
+        block_on(self.ask(Method::POST, path, Vec::new())).map(drop)
+    }
+
+    async fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, Failure> {
         let admin = self.gateway.admin;
-        let request = Request::get(format!("/api/v1{path}"))
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("/api/v1{path}"))
             .header(HOST, admin.to_string())
             .header(AUTHORIZATION, format!("Bearer {}", self.token))
-            .body(Empty::<Bytes>::new())
+            .header(CONTENT_TYPE, "application/json")
+            .body(full(body))
             .context("make the request")?;
         let (status, body) = tokio::time::timeout(ANSWER_WITHIN, async {
             let response = send(admin, request).await?;
@@ -72,14 +99,28 @@ impl Api {
         .await
         .map_err(|_| anyhow!("the admin API on {admin} does not answer"))?
         .map_err(|error| unreachable_api(error, admin))?;
-        match status {
-            StatusCode::OK => Ok(serde_json::from_slice(&body).context("read the gateway's answer")?),
-            StatusCode::NOT_FOUND => Err(Failure::not_found(anyhow!("{}", detail(&body)))),
-            StatusCode::UNAUTHORIZED => Err(Failure::from(anyhow!("the gateway on {admin} has another admin token"))
-                .hint("another gateway may listen there; compare `--state-dir`")),
-            status => Err(Failure::from(anyhow!("the gateway answered {status}: {}", detail(&body)))),
+        if status.is_success() { Ok(body) } else { Err(refused(status, &body, admin)) }
+    }
+}
+
+/// A query of these parameters; what is absent is left out. Empty if all are.
+pub(super) fn query(parameters: &[(&str, Option<&str>)]) -> String {
+    let mut text = String::new();
+    for (name, value) in parameters {
+        let Some(value) = value else { continue };
+        text.push(if text.is_empty() { '?' } else { '&' });
+        text.push_str(name);
+        text.push('=');
+        for byte in value.bytes() {
+            // RFC 3986, section 2.3: what need not be escaped.
+            if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+                text.push(char::from(byte));
+            } else {
+                text.push_str(&format!("%{byte:02X}"));
+            }
         }
     }
+    text
 }
 
 /// Runs `future` on a small runtime of its own.
@@ -118,11 +159,58 @@ fn unreachable_api(error: anyhow::Error, admin: SocketAddr) -> Failure {
         .hint("the gateway may be starting or stopping; try again, or see its log")
 }
 
-/// The detail of a problem document.
-fn detail(body: &[u8]) -> String {
-    let document: Option<crate::admin::Document> = serde_json::from_slice(body).ok();
-    document.map_or_else(|| "no explanation".to_owned(), |document| super::output::plain(&document.detail))
+fn document<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    Ok(serde_json::from_slice(body).context("read the gateway's answer")?)
 }
 
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// What a problem document is to whoever gave the command.
+fn refused(status: StatusCode, body: &[u8], admin: SocketAddr) -> Failure {
+    let problem: Option<Document> = serde_json::from_slice(body).ok();
+    let detail = problem.as_ref().map_or_else(|| "no explanation".to_owned(), |problem| plain(&problem.detail));
+    let cause = anyhow!("{detail}");
+    match status {
+        StatusCode::NOT_FOUND => Failure::not_found(cause),
+        StatusCode::BAD_REQUEST => Failure::usage(cause),
+        StatusCode::UNAUTHORIZED => Failure::from(anyhow!("the gateway on {admin} has another admin token"))
+            .hint("another gateway may listen there; compare `--state-dir`"),
+        StatusCode::CONFLICT if problem.as_ref().is_some_and(|problem| !problem.sessions.is_empty()) => {
+            let sessions = problem.map(|problem| problem.sessions).unwrap_or_default();
+            Failure::from(cause).hint(format!("it can be: {}", candidates(&sessions)))
+        }
+        StatusCode::GONE => Failure::from(cause).hint("see how it ended with `mainstay audit --session REF`"),
+        _ => Failure::from(cause.context(format!("the gateway answered {status}"))),
+    }
+}
+
+fn candidates(sessions: &[Value]) -> String {
+    let word = |session: &Value, name: &str| plain(session[name].as_str().unwrap_or("-"));
+    let told = sessions.iter().map(|session| {
+        let (server, principal) = (word(session, "server"), word(session, "principal"));
+        format!("{} of {principal} with {server}, opened {}", word(session, "ref"), word(session, "opened_at"))
+    });
+    told.collect::<Vec<_>>().join("; ")
+}
+
+/// Longer than the gateway lets anybody wait.
+const ANSWER_WITHIN: Duration = Duration::from_secs(70);
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_query_says_what_is_asked_and_nothing_else() {
+        assert_eq!(query(&[("a", None)]), "");
+        let text = query(&[("a", Some("x y")), ("b", None), ("c", Some("é&=#+%"))]);
+        assert_eq!(text, "?a=x%20y&c=%C3%A9%26%3D%23%2B%25");
+    }
+
+    #[test]
+    fn an_ambiguous_ref_is_told_with_what_it_can_mean() {
+        let sessions = [json!({"ref": "s-0123456789", "server": "files", "principal": "agent:a", "opened_at": "t"})];
+        assert_eq!(candidates(&sessions), "s-0123456789 of agent:a with files, opened t");
+    }
+}

@@ -1,9 +1,11 @@
 //! `mainstay config`: check, show, schema. Also how every command reads its configuration.
 
-use serde::Serialize;
+use clap::Args;
+use serde::{Deserialize, Serialize};
 
+use super::api::Api;
 use super::failure::Failure;
-use super::output::Output;
+use super::output::{Output, plain};
 use super::{Place, ServeArgs, SourceArgs};
 use crate::config::{self, Config, Diagnostic, Loaded, Overrides, Source, Surroundings, environment, schema};
 
@@ -24,8 +26,22 @@ pub(super) fn check(args: &SourceArgs, out: &Output) -> Result<(), Failure> {
     out.line(&format!("the configuration is right ({servers})"))
 }
 
+#[derive(Debug, Args)]
+pub(super) struct ShowArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Ask the running gateway, whatever the file says by now
+    #[arg(long, conflicts_with_all = ["listen", "admin"])]
+    running: bool,
+}
+
 /// Shows the configuration in force.
-pub(super) fn show(args: &SourceArgs, out: &Output) -> Result<(), Failure> {
+pub(super) fn show(args: &ShowArgs, out: &Output) -> Result<(), Failure> {
+    if args.running {
+        let SourceArgs { state_dir, config, .. } = &args.source;
+        return show_running(&Place { state_dir: state_dir.clone(), config: config.clone() }, out);
+    }
+    let args = &args.source;
     let source = args.config.clone().map_or(Source::Nothing, Source::File);
     let Loaded { config, warnings } = load(&source, args)?;
     if out.is_json() {
@@ -33,6 +49,17 @@ pub(super) fn show(args: &SourceArgs, out: &Output) -> Result<(), Failure> {
     }
     warn(&warnings, out);
     out.line(config.to_toml().trim_end())
+}
+
+/// Shows every setting as the running gateway has it.
+fn show_running(place: &Place, out: &Output) -> Result<(), Failure> {
+    let running: Running = Api::find(place)?.get("/config")?;
+    if out.is_json() {
+        return out.document(&running);
+    }
+    let width = running.knobs.iter().map(|knob| knob.name.len()).max().unwrap_or(0);
+    let lines = running.knobs.iter().map(|knob| format!("{:width$}  {}", plain(&knob.name), plain(&knob.value)));
+    out.line(&lines.collect::<Vec<_>>().join("\n"))
 }
 
 /// Prints the schema of the file.
@@ -99,4 +126,15 @@ struct Checked {
     valid: bool,
     servers: Vec<String>,
     warnings: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Running {
+    knobs: Vec<Knob>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Knob {
+    name: String,
+    value: String,
 }

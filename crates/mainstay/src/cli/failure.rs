@@ -40,6 +40,16 @@ impl Failure {
         self
     }
 
+    /// Whether there is no running gateway.
+    pub(super) fn is_not_running(&self) -> bool {
+        self.code == exit::NOT_RUNNING
+    }
+
+    /// Whether the gateway has nothing of that name.
+    pub(super) fn is_not_found(&self) -> bool {
+        self.code == exit::NOT_FOUND
+    }
+
     /// Tells it on standard error, and gives the exit code. A reader that closed our output is no failure to tell of.
     pub(super) fn report(&self, out: &Output) -> ExitCode {
         let closed = |cause: &(dyn std::error::Error + 'static)| {
@@ -75,6 +85,43 @@ impl Failure {
             text.push_str(&format!("\nhint: {hint}"));
         }
         text
+    }
+}
+
+/// What became of several things that were to be done one after the other.
+pub(super) struct Outcome<T> {
+    /// What was done.
+    pub(super) done: Vec<T>,
+    failures: Vec<Failure>,
+}
+
+/// Does `one` to each of `items`; one that fails keeps none of the others from its turn. With more than one item, each
+/// failure is told at once.
+pub(super) fn settle_all<I, T>(items: &[I], out: &Output, one: impl Fn(&I) -> Result<T, Failure>) -> Outcome<T> {
+    let mut outcome = Outcome { done: Vec::new(), failures: Vec::new() };
+    for item in items {
+        match one(item) {
+            Ok(done) => outcome.done.push(done),
+            Err(failure) => {
+                if items.len() > 1 {
+                    let _ = failure.report(out);
+                }
+                outcome.failures.push(failure);
+            }
+        }
+    }
+    outcome
+}
+
+impl<T> Outcome<T> {
+    /// The end of the command: the failure itself if there was but one thing to do.
+    pub(super) fn ended(mut self) -> Result<(), Failure> {
+        let (done, failed) = (self.done.len(), self.failures.len());
+        match (self.failures.pop(), done + failed) {
+            (None, _) => Ok(()),
+            (Some(failure), 1) => Err(failure),
+            (Some(_), all) => Err(anyhow::anyhow!("{failed} of {all} failed").into()),
+        }
     }
 }
 

@@ -1,30 +1,95 @@
-//! `mainstay sessions`.
+//! `mainstay sessions`: find, show, drain, close.
 
 use anyhow::anyhow;
+use clap::{Args, Subcommand};
 use mainstay_core::id::SessionRef;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::api::Api;
+use super::Place;
+use super::api::{Api, query};
 use super::failure::Failure;
 use super::output::{Output, lines_of, plain, table};
 use super::times::ago;
-use super::{SessionArgs, SessionsListArgs};
+
+mod end;
+mod show;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// List them, ended ones included as long as they are kept
+    #[command(after_help = LIST_EXAMPLES)]
+    List(ListArgs),
+    /// Show everything known of one
+    Show(ShowArgs),
+    /// End some gently: calls in flight may finish, new ones are refused
+    #[command(after_help = end::DRAIN_EXAMPLES)]
+    Drain(end::DrainArgs),
+    /// End some now, whatever goes on in them
+    #[command(after_help = end::CLOSE_EXAMPLES)]
+    Close(end::CloseArgs),
+}
+
+/// Runs one of the commands.
+pub(super) fn run(command: &Command, out: &Output) -> Result<(), Failure> {
+    match command {
+        Command::List(args) => list(args, out),
+        Command::Show(args) => show::run(args, out),
+        Command::Drain(args) => end::drain(args, out),
+        Command::Close(args) => end::close(args, out),
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ListArgs {
+    /// Only those in this state: ready, draining, deleted, expired, closed
+    #[arg(long, value_name = "STATE")]
+    state: Option<String>,
+    #[command(flatten)]
+    filter: Filter,
+    /// How many at most; all of them if absent
+    #[arg(long, value_name = "COUNT")]
+    limit: Option<usize>,
+    /// Begin behind this place: the `next` of an earlier list
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Which sessions are meant.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct Filter {
+    /// Only those with this server
+    #[arg(long, value_name = "NAME")]
+    server: Option<String>,
+    /// Only those of this principal, as listed
+    #[arg(long, value_name = "PRINCIPAL")]
+    principal: Option<String>,
+    /// Only those that this agent opened
+    #[arg(long, value_name = "AGENT")]
+    agent: Option<String>,
+}
+
+impl Filter {
+    fn is_empty(&self) -> bool {
+        self.server.is_none() && self.principal.is_none() && self.agent.is_none()
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ShowArgs {
+    /// The session: `s-` and ten digits, as listed
+    #[arg(value_name = "REF")]
+    session: String,
+    #[command(flatten)]
+    place: Place,
+}
 
 /// Lists sessions.
-pub(super) fn list(args: &SessionsListArgs, out: &Output) -> Result<(), Failure> {
-    let api = Api::find(&args.place)?;
-    let mut listed = Listed { sessions: Vec::new(), next: args.after.as_deref().map(checked).transpose()? };
-    loop {
-        let limit = (args.limit - listed.sessions.len()).min(PAGE_SESSIONS_MAX);
-        let after = listed.next.take().map(|after| format!("&after={after}")).unwrap_or_default();
-        let page: Listed = api.get(&format!("/sessions?limit={limit}{after}"))?;
-        listed.sessions.extend(page.sessions);
-        listed.next = page.next;
-        if listed.next.is_none() || listed.sessions.len() >= args.limit {
-            break;
-        }
-    }
+fn list(args: &ListArgs, out: &Output) -> Result<(), Failure> {
+    let wanted = Wanted { state: args.state.as_deref(), filter: &args.filter, limit: args.limit };
+    let listed = find(&Api::find(&args.place)?, &wanted, args.after.clone())?;
     if out.is_json() {
         return out.document(&listed);
     }
@@ -34,27 +99,45 @@ pub(super) fn list(args: &SessionsListArgs, out: &Output) -> Result<(), Failure>
     }
     out.line(&lines_of(&shown))?;
     if let Some(next) = listed.next {
-        out.note(&format!("more: mainstay sessions list --after {next}"));
+        out.note(&format!("there are more; go on with `--after {next}`"));
     }
     Ok(())
 }
 
-/// Shows one session.
-pub(super) fn show(args: &SessionArgs, out: &Output) -> Result<(), Failure> {
-    let session_ref = checked(&args.session)?;
-    let session: Value = Api::find(&args.place)?.get(&format!("/sessions/{session_ref}"))?;
-    if out.is_json() {
-        return out.document(&session);
-    }
-    let fields = session.as_object().into_iter().flatten();
-    let lines = fields.filter(|(_, value)| !value.is_null()).map(|(name, value)| {
-        let shown = value.as_str().map_or_else(|| value.to_string(), plain);
-        format!("{:14}{shown}", name.replace('_', " "))
-    });
-    out.line(&lines.collect::<Vec<_>>().join("\n"))
+/// Which sessions are asked for.
+struct Wanted<'a> {
+    state: Option<&'a str>,
+    filter: &'a Filter,
+    limit: Option<usize>,
 }
 
-fn checked(text: &str) -> Result<String, Failure> {
+/// The sessions wanted, over as many pages as it takes.
+fn find(api: &Api, wanted: &Wanted<'_>, after: Option<String>) -> Result<Listed, Failure> {
+    let mut listed = Listed { sessions: Vec::new(), next: after };
+    let most = wanted.limit.unwrap_or(SESSIONS_MAX);
+    while listed.sessions.len() < most {
+        let limit = (most - listed.sessions.len()).min(PAGE_SESSIONS_MAX).to_string();
+        let after = listed.next.take();
+        let asked = query(&[
+            ("limit", Some(&limit)),
+            ("after", after.as_deref()),
+            ("state", wanted.state),
+            ("server", wanted.filter.server.as_deref()),
+            ("principal", wanted.filter.principal.as_deref()),
+            ("agent", wanted.filter.agent.as_deref()),
+        ]);
+        let page: Listed = api.get(&format!("/sessions{asked}"))?;
+        listed.sessions.extend(page.sessions);
+        listed.next = page.next;
+        if listed.next.is_none() {
+            break;
+        }
+    }
+    Ok(listed)
+}
+
+/// A ref, checked before it becomes part of a path.
+pub(super) fn checked(text: &str) -> Result<String, Failure> {
     let found = SessionRef::parse(text).map(|session_ref| session_ref.to_string());
     found.ok_or_else(|| {
         Failure::usage(anyhow!("`{}` is no session's ref", plain(text)))
@@ -74,7 +157,11 @@ fn row(session: &Value) -> Vec<String> {
         (None, _) => "-".to_owned(),
     };
     let age = ago(session["opened_at"].as_str().unwrap_or_default());
-    vec![word("ref"), word("server"), word("principal"), word("state"), word("client"), age, idle, continuity]
+    let principal = match (word("principal"), session["agent"].as_str().map(plain)) {
+        (principal, Some(agent)) if principal != format!("agent:{agent}") => format!("{principal} ({agent})"),
+        (principal, _) => principal,
+    };
+    vec![word("ref"), word("server"), principal, word("state"), word("client"), age, idle, continuity]
 }
 
 #[derive(Serialize, Deserialize)]
@@ -85,6 +172,13 @@ struct Listed {
 
 /// What the API gives at once.
 const PAGE_SESSIONS_MAX: usize = 1000;
+/// More than any gateway holds; a list that goes on behind it says so.
+const SESSIONS_MAX: usize = 10_000_000;
+const LIST_EXAMPLES: &str = "\
+Examples:
+  mainstay sessions list --server files --state ready
+  mainstay sessions list --principal agent:nightly
+  mainstay --json sessions list --limit 100";
 
 #[cfg(test)]
 mod tests {
@@ -99,6 +193,12 @@ mod tests {
         assert_eq!(row[4], "x\\u{1b}[2J");
         assert_eq!((row[6].as_str(), row[7].as_str()), ("2 in flight", "remade (3x remade)"));
         assert_eq!((row[1].as_str(), row[5].as_str()), ("-", "-"));
+    }
+
+    #[test]
+    fn i2_the_agent_is_told_unless_it_is_the_principal_itself() {
+        let shown = |principal: &str| row(&json!({"principal": principal, "agent": "nightly"})).swap_remove(2);
+        assert_eq!((shown("agent:nightly"), shown("token:ci")), ("agent:nightly".into(), "token:ci (nightly)".into()));
     }
 
     #[test]

@@ -14,6 +14,13 @@ pub(super) fn ago(at: &str) -> String {
     }
 }
 
+/// How long it is until the RFC 3339 time `at`, as `in 42s`; `now` if it is over, `-` if it is no time.
+pub(super) fn until(at: &str) -> String {
+    let Some(millis) = unix_millis(at) else { return "-".to_owned() };
+    let left = Timestamp::from_unix_millis(millis).since(Clock::system().now());
+    if left.is_zero() { "now".to_owned() } else { format!("in {}", short(left)) }
+}
+
 /// The largest whole unit.
 fn short(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -63,6 +70,7 @@ mod tests {
             assert_eq!(unix_millis(text), None, "{text}");
         }
         assert_eq!(ago("never"), "-");
+        assert_eq!((until("never").as_str(), until("1970-01-01T00:00:00.000Z").as_str()), ("-", "now"));
     }
 
     #[test]

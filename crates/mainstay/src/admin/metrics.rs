@@ -1,0 +1,53 @@
+//! `/metrics`: the counted events, and the state of the gateway now.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, header};
+
+use super::problem::{Code, Problem};
+use crate::engine::Engine;
+use crate::telemetry::metrics::{self, Scrape};
+
+pub(super) async fn read(State(engine): State<Arc<Engine>>) -> Result<Response, Problem> {
+    let scrape = scrape(&engine).await;
+    let text =
+        engine.metrics.render(&scrape).map_err(|_| Problem::new(Code::Unavailable, "the numbers can't be written"))?;
+    let mut response = text.into_response();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    Ok(response)
+}
+
+async fn scrape(engine: &Engine) -> Scrape {
+    let status = engine.status().await;
+    let (ledger, sessions) = (status.ledger, status.sessions);
+    let activity = engine.live.iter().map(|live| live.activity());
+    let (calls, streams) = activity.fold((0, 0), |(calls, streams), activity| {
+        (calls + u64::from(activity.calls), streams + u64::from(activity.streams))
+    });
+    // A scrape tells what can be told; a ledger that can't be read is seen by the absence of these.
+    let owed = engine.owed().await.unwrap_or_else(|error| {
+        tracing::warn!(error = %error, "owed deletes can't be counted");
+        Vec::new()
+    });
+    let tried = owed.iter().filter(|owed| owed.next_at.is_some()).count();
+    let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    Scrape {
+        sessions: vec![("live", count(sessions.live)), ("stored", sessions.stored)],
+        owed: vec![("due", count(tried)), ("left", count(owed.len() - tried))],
+        commits: vec![
+            ("authority", ledger.commits_authority),
+            ("obligation", ledger.commits_obligation),
+            ("hint", ledger.commits_hint),
+        ],
+        rows_refused: ledger.rows_refused,
+        hints_dropped: ledger.hints_dropped,
+        hint_failures: ledger.hint_failures,
+        queue_depth: ledger.queue_depth,
+        streams_open: streams,
+        calls_in_flight: calls,
+    }
+}

@@ -1,0 +1,153 @@
+//! Sessions: listed, shown, drained, closed.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use http::StatusCode;
+use mainstay_core::id::{SessionKey, SessionRef};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::problem::{Code, Problem};
+use super::request::{Asked, Order, carried_out, grace, session_ref};
+use crate::engine::Engine;
+use crate::engine::view::{SessionView, SessionsFilter};
+
+/// A page of sessions.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct SessionsPage {
+    sessions: Vec<SessionView>,
+    /// The `after` of the next page; none on the last one.
+    next: Option<String>,
+}
+
+/// Which sessions are asked for. What is absent does not matter.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    /// Only sessions in this state: `ready`, `draining`, `deleted`, `expired`, `closed`.
+    state: Option<String>,
+    /// Only sessions with this server.
+    server: Option<String>,
+    /// Only sessions of this principal, as lists show it.
+    principal: Option<String>,
+    /// Only sessions opened by this agent.
+    agent: Option<String>,
+    /// Where the page begins: the `next` of the one before.
+    after: Option<String>,
+    /// How many at most; 100 if absent, 1000 at most.
+    limit: Option<usize>,
+}
+
+/// How a session is to be drained.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DrainOrder {
+    /// How long calls in flight may go on: `500ms`, `5s`, `2m`, `1h`, `0`. Absent: the setting `session.drain_grace`.
+    grace: Option<String>,
+}
+
+/// Why a session is closed.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CloseOrder {
+    /// For whoever asks later; never a secret. At most 200 characters.
+    reason: Option<String>,
+}
+
+pub(super) async fn list(
+    State(engine): State<Arc<Engine>>,
+    Asked(query): Asked<ListQuery>,
+) -> Result<Json<SessionsPage>, Problem> {
+    let after = query.after.as_deref().map(session_ref).transpose()?.map(behind);
+    let limit = query.limit.unwrap_or(PAGE_SESSIONS_DEFAULT).clamp(1, PAGE_SESSIONS_MAX);
+    let ListQuery { state, server, principal, agent, .. } = query;
+    let filter = SessionsFilter { state, server, principal, agent };
+    // One more than asked for tells whether there is another page.
+    let found = engine.sessions(&filter, after, limit + 1).await?;
+    let (sessions, next) = page(found, limit);
+    Ok(Json(SessionsPage { sessions, next }))
+}
+
+pub(super) async fn show(
+    State(engine): State<Arc<Engine>>,
+    Path(text): Path<String>,
+) -> Result<Json<SessionView>, Problem> {
+    Ok(Json(one(&engine, session_ref(&text)?).await?))
+}
+
+pub(super) async fn drain(
+    State(engine): State<Arc<Engine>>,
+    Path(text): Path<String>,
+    Order(order): Order<DrainOrder>,
+) -> Result<(StatusCode, Json<SessionView>), Problem> {
+    let session_ref = session_ref(&text)?;
+    let grace = order.grace.as_deref().map(grace).transpose()?;
+    one(&engine, session_ref).await?;
+    let view = carried_out(async move { Ok(engine.drain(session_ref, grace).await?) }).await?;
+    Ok((StatusCode::ACCEPTED, Json(view)))
+}
+
+pub(super) async fn close(
+    State(engine): State<Arc<Engine>>,
+    Path(text): Path<String>,
+    Order(order): Order<CloseOrder>,
+) -> Result<Json<SessionView>, Problem> {
+    let session_ref = session_ref(&text)?;
+    let reason = order.reason.unwrap_or_else(|| REASON_DEFAULT.to_owned());
+    if reason.chars().count() > REASON_CHARS_MAX || reason.chars().any(char::is_control) {
+        let detail = format!("`reason` is one line of at most {REASON_CHARS_MAX} characters");
+        return Err(Problem::new(Code::RequestInvalid, detail));
+    }
+    one(&engine, session_ref).await?;
+    let view = carried_out(async move { Ok(engine.close_session(session_ref, &reason).await?) }).await?;
+    Ok(Json(view))
+}
+
+/// The one session that `session_ref` means.
+async fn one(engine: &Engine, session_ref: SessionRef) -> Result<SessionView, Problem> {
+    let mut found = engine.session(session_ref).await.map_err(|error| Problem::unreadable(&error))?;
+    match found.len() {
+        0 => Err(Problem::new(Code::NotFound, format!("no session is called {session_ref}"))),
+        1 => Ok(found.swap_remove(0)),
+        count => Err(Problem::ambiguous(format!("{count} sessions are called {session_ref}"), &found)),
+    }
+}
+
+/// Cuts what was found down to a page, and says where the next one begins. A page ends behind a ref; the rare session
+/// that shares its ref with the last one of the page stays on it.
+fn page(mut found: Vec<SessionView>, limit: usize) -> (Vec<SessionView>, Option<String>) {
+    if found.len() <= limit {
+        return (found, None);
+    }
+    let last = found.get(limit.saturating_sub(1)).map(|view| view.r#ref.clone());
+    let end = found.iter().skip(limit).position(|view| Some(&view.r#ref) != last.as_ref());
+    found.truncate(limit + end.unwrap_or(1));
+    (found, last)
+}
+
+/// The last key that has this ref: a page begins behind it. The key itself is not told to anybody.
+fn behind(session_ref: SessionRef) -> SessionKey {
+    let mut key = [0xff; 32];
+    let head = session_ref.as_bytes();
+    key[..head.len()].copy_from_slice(head);
+    SessionKey::from_bytes(key)
+}
+
+const PAGE_SESSIONS_DEFAULT: usize = 100;
+const PAGE_SESSIONS_MAX: usize = 1000;
+const REASON_DEFAULT: &str = "closed by an operator";
+const REASON_CHARS_MAX: usize = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_begins_behind_every_session_of_its_ref() {
+        let key = SessionKey::from_bytes([7; 32]);
+        let after = behind(key.session_ref());
+        assert!(after > key && after.session_ref() == key.session_ref());
+    }
+}
