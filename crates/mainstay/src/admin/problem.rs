@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::engine::Refused;
-use crate::engine::view::SessionView;
 
 /// Why a request to the admin API was not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +65,7 @@ impl Problem {
     }
 
     /// More than one session has the ref that was asked for: these.
-    pub(super) fn ambiguous(detail: impl Into<String>, candidates: &[SessionView]) -> Self {
+    pub(super) fn ambiguous(detail: impl Into<String>, candidates: &[impl Serialize]) -> Self {
         let sessions = candidates.iter().filter_map(|view| serde_json::to_value(view).ok()).collect();
         Self { sessions, ..Self::new(Code::RefAmbiguous, detail) }
     }
@@ -178,5 +177,14 @@ mod tests {
         }
         let parts = Code::Refused(code::Code::SessionDraining).parts();
         assert_eq!((parts.0, parts.1), (StatusCode::CONFLICT, "session_draining"));
+    }
+
+    #[test]
+    fn an_ambiguous_ref_is_a_conflict_with_its_candidates() {
+        let candidates =
+            [serde_json::json!({"ref": "s-0123456789", "server": "a"}), serde_json::json!({"server": "b"})];
+        let problem = Problem::ambiguous("2 sessions are called s-0123456789", &candidates);
+        assert_eq!(problem.sessions, candidates);
+        assert_eq!(problem.into_response().status(), StatusCode::CONFLICT);
     }
 }

@@ -66,7 +66,7 @@ pub(super) async fn list(
     let filter = SessionsFilter { state, server, principal, agent };
     // One more than asked for tells whether there is another page.
     let found = engine.sessions(&filter, after, limit + 1).await?;
-    let (sessions, next) = page(found, limit);
+    let (sessions, next) = page(found, limit, |view| &view.r#ref);
     Ok(Json(SessionsPage { sessions, next }))
 }
 
@@ -117,12 +117,12 @@ async fn one(engine: &Engine, session_ref: SessionRef) -> Result<SessionView, Pr
 
 /// Cuts what was found down to a page, and says where the next one begins. A page ends behind a ref; the rare session
 /// that shares its ref with the last one of the page stays on it.
-fn page(mut found: Vec<SessionView>, limit: usize) -> (Vec<SessionView>, Option<String>) {
+fn page<T>(mut found: Vec<T>, limit: usize, ref_of: impl Fn(&T) -> &String) -> (Vec<T>, Option<String>) {
     if found.len() <= limit {
         return (found, None);
     }
-    let last = found.get(limit.saturating_sub(1)).map(|view| view.r#ref.clone());
-    let end = found.iter().skip(limit).position(|view| Some(&view.r#ref) != last.as_ref());
+    let last = found.get(limit.saturating_sub(1)).map(|view| ref_of(view).clone());
+    let end = found.iter().skip(limit).position(|view| Some(ref_of(view)) != last.as_ref());
     found.truncate(limit + end.unwrap_or(1));
     (found, last)
 }
@@ -149,5 +149,18 @@ mod tests {
         let key = SessionKey::from_bytes([7; 32]);
         let after = behind(key.session_ref());
         assert!(after > key && after.session_ref() == key.session_ref());
+    }
+
+    #[test]
+    fn no_session_falls_between_two_pages() {
+        let cut = |refs: &[&str], limit| {
+            let found = refs.iter().map(|name| (*name).to_owned()).collect();
+            let (page, next) = page(found, limit, |name: &String| name);
+            (page.join(" "), next.unwrap_or_default())
+        };
+        assert_eq!(cut(&[], 2), (String::new(), String::new()));
+        assert_eq!(cut(&["a", "b"], 2), ("a b".into(), String::new()));
+        assert_eq!(cut(&["a", "b", "c"], 2), ("a b".into(), "b".into()));
+        assert_eq!(cut(&["a", "b", "b"], 2), ("a b b".into(), "b".into()), "the next page begins behind both");
     }
 }
