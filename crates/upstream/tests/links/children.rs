@@ -432,11 +432,11 @@ async fn abandoned(stage: Stage) {
     let server = Arc::new(Server { stop_grace: Duration::from_millis(500), ..stage.server("") });
     let link = bench.lazy(&server);
     assert!(tokio::time::timeout(Duration::from_millis(1), link.reach()).await.is_err());
-    link.end(Ending::Delete).await;
     told(&stage, "initialize").await;
+    link.end(Ending::Delete).await;
     let pid = stage.trace()[0].0;
     eventually("its end", || (!is_alive(pid)).then_some(())).await;
-    assert!(bench.waiting().iter().all(|notice| matches!(notice, Notice::Record(_))));
+    assert!(bench.waiting().iter().all(|notice| matches!(notice, Notice::Record(_) | Notice::Opened(_))));
 }
 
 async fn reached(stage: Stage) {

@@ -167,7 +167,7 @@ async fn u3_what_the_last_worker_did_not_pass_on_of_initialized_the_next_one_doe
 }
 
 #[tokio::test]
-async fn s13_a_message_without_an_answer_is_not_on_its_way_for_ever() {
+async fn u5_a_message_that_a_server_hangs_on_is_given_up_as_unknown() {
     let (bench, fake) = (Bench::new(), Fake::start().await);
     let link = bench.ready(&fake.server()).await;
     fake.set(|state| state.hang_news = true);
