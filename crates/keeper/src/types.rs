@@ -117,6 +117,9 @@ pub enum SpawnFailure {
     Invalid,
     /// The keeper holds as many children as it may.
     TooMany,
+    /// The keeper's own side failed: its record can't be written (a full disk), or the system gives it no more
+    /// processes or descriptors. Nothing is wrong with the program.
+    Keeper,
     /// Anything else that the system said.
     System,
 }
@@ -130,17 +133,19 @@ impl SpawnFailure {
             Self::Invalid => 4,
             Self::TooMany => 5,
             Self::System => 6,
+            Self::Keeper => 7,
         }
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {
-        const ALL: [SpawnFailure; 6] = [
+        const ALL: [SpawnFailure; 7] = [
             SpawnFailure::ProgramNotFound,
             SpawnFailure::CwdMissing,
             SpawnFailure::NotPermitted,
             SpawnFailure::Invalid,
             SpawnFailure::TooMany,
             SpawnFailure::System,
+            SpawnFailure::Keeper,
         ];
         ALL.into_iter().find(|failure| failure.code() == code)
     }
@@ -155,6 +160,7 @@ impl fmt::Display for SpawnFailure {
             Self::Invalid => "invalid request",
             Self::TooMany => "too many children",
             Self::System => "the system refused",
+            Self::Keeper => "the gateway could not do its part",
         })
     }
 }

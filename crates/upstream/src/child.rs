@@ -212,6 +212,15 @@ impl Child {
         Some(Answer::Stream(AnswerStream(Way::Child(Box::new(stream)))))
     }
 
+    /// See [`Link::settle`](crate::Link::settle).
+    pub(crate) fn settle(&self, id: &RoutedId) {
+        let state = lock(&self.state);
+        let current = state.current.as_ref().map(|current| &current.running);
+        for running in current.into_iter().chain(state.previous.as_ref()) {
+            running.settle(id);
+        }
+    }
+
     /// The client said `initialized`: so does the link, once per process.
     pub(crate) async fn confirm(self: &Arc<Self>) {
         lock(&self.state).kept.handshake.confirmed = true;

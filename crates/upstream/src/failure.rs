@@ -32,6 +32,15 @@ pub enum Failure {
         /// What was seen.
         cause: Box<str>,
     },
+    /// The gateway itself can't do its part for now: its disk is full, or it has as many children as it may have. Nothing
+    /// is wrong with the server, and nothing was sent to it; a later try may succeed.
+    #[error("the gateway can't start server `{server}` for now: {problem}")]
+    Gateway {
+        /// The server that was to be started.
+        server: ServerName,
+        /// What was in the way, without a path of the gateway's own.
+        problem: Box<str>,
+    },
     /// The server wants credentials that it accepts.
     #[error("server `{server}` asks for authentication")]
     Unauthorized {
@@ -104,9 +113,11 @@ impl Failure {
             // A gateway or a crashed handler may answer 5xx after the work was done.
             Self::Rejected { status, .. } if *status >= 500 => Outcome::Unknown,
             Self::Rejected { .. } | Self::Unauthorized { .. } | Self::LostAgain { .. } => Outcome::Refused,
-            Self::Unreachable { .. } | Self::ChildExited { .. } | Self::Configuration { .. } | Self::Ended { .. } => {
-                Outcome::NotDispatched
-            }
+            Self::Unreachable { .. }
+            | Self::Gateway { .. }
+            | Self::ChildExited { .. }
+            | Self::Configuration { .. }
+            | Self::Ended { .. } => Outcome::NotDispatched,
         }
     }
 
@@ -120,6 +131,7 @@ impl Failure {
         match self {
             Self::OutcomeUnknown { server, .. }
             | Self::Unreachable { server, .. }
+            | Self::Gateway { server, .. }
             | Self::Unauthorized { server }
             | Self::Rejected { server, .. }
             | Self::LostAgain { server }

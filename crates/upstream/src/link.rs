@@ -148,6 +148,19 @@ impl Link {
         }
     }
 
+    /// The client has taken the answer of this call, or never can: nothing of the call need be kept any more. The keeper
+    /// lets go of it a second or two later, so that a worker that is killed in the moment of handing over leaves the
+    /// answer in custody. Never blocks. Does nothing for a call that is not known, nor for HTTP servers.
+    ///
+    /// Must follow every answer that was received, or an error in its place. A call whose [`AnswerStream`] (or pending
+    /// [`call`](Self::call)) is dropped before that is settled by the link.
+    pub fn settle(&self, id: &RoutedId) {
+        match &self.0 {
+            Way::Http(_) => {}
+            Way::Child(child) => child.settle(id),
+        }
+    }
+
     /// Goes on with a call that an earlier worker sent to an HTTP server, behind the event that
     /// [`AnswerStream::last_event_id`] named then (R4). `None` for children, whose calls are [rejoined](Self::rejoin).
     /// `call` must be the one that was sent: it may be repeated if that is safe.

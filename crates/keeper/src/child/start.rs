@@ -1,5 +1,6 @@
 //! Starting a child.
 
+use std::error::Error as _;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::io::Errno;
 use tokio::net::unix::pipe;
 
 use super::{Child, end, stdio};
@@ -16,6 +18,7 @@ use crate::identity::ProcessIdentity;
 use crate::keeper::Keeper;
 use crate::pidfd::PidFd;
 use crate::record::{RecordFile, Subject};
+use crate::state::StateError;
 use crate::types::{CHILDREN_MAX, ChildId, LABEL_BYTES_MAX, MARKER_VARIABLE, Spawn, SpawnFailure};
 
 /// A failure and what it was about.
@@ -29,7 +32,7 @@ pub(crate) fn start(keeper: &Rc<Keeper>, spawn: &Spawn) -> Result<Rc<Child>, Fai
     }
     let id = keeper.next_child_id();
     // Should the keeper be killed between the start and its record, the marker is known at least.
-    let announced = RecordFile::announce(keeper.records_dir(), id.get(), &spawn.marker).map_err(system)?;
+    let announced = RecordFile::announce(keeper.records_dir(), id.get(), &spawn.marker).map_err(unrecorded)?;
     let started = launch(keeper, id, spawn);
     announced.remove();
     let (child, process, record) = started?;
@@ -70,11 +73,12 @@ fn launch(keeper: &Keeper, id: ChildId, spawn: &Spawn) -> Result<(Rc<Child>, Pro
 type HeldParts = (Rc<Child>, PidFd, stdio::Pipes, RecordFile);
 
 fn hold(keeper: &Keeper, id: ChildId, spawn: &Spawn, child: &mut std::process::Child) -> Result<HeldParts, Failed> {
-    let pidfd = PidFd::open(child.id()).map_err(system)?;
-    let identity = ProcessIdentity::of(child.id()).map_err(system)?;
-    let identity = identity.ok_or_else(|| system(io::Error::other("the child has no entry in `/proc`")))?;
-    let pipes = pipes_of(child).map_err(system)?;
-    let record = RecordFile::record(keeper.records_dir(), Subject::Child, identity, &spawn.marker).map_err(system)?;
+    let pidfd = PidFd::open(child.id()).map_err(own)?;
+    let identity = ProcessIdentity::of(child.id()).map_err(own)?;
+    let identity = identity.ok_or_else(|| own(io::Error::other("the child has no entry in `/proc`")))?;
+    let pipes = pipes_of(child).map_err(own)?;
+    let record =
+        RecordFile::record(keeper.records_dir(), Subject::Child, identity, &spawn.marker).map_err(unrecorded)?;
     let held = Child::new(id, spawn, identity, unix_ms());
     Ok((Rc::new(held), pidfd, pipes, record))
 }
@@ -120,6 +124,9 @@ fn check(spawn: &Spawn) -> Result<(), Failed> {
 }
 
 fn failure_of(spawn: &Spawn, error: &io::Error) -> Failed {
+    if Errno::from_io_error(error).is_some_and(|errno| EXHAUSTED.contains(&errno)) {
+        return own(error);
+    }
     let program = Path::new(&spawn.program);
     let known = [
         (io::ErrorKind::NotFound, SpawnFailure::ProgramNotFound),
@@ -132,9 +139,20 @@ fn failure_of(spawn: &Spawn, error: &io::Error) -> Failed {
     }
 }
 
-fn system(error: impl std::error::Error) -> Failed {
-    let cause = error.source().map(|source| format!(": {source}")).unwrap_or_default();
-    (SpawnFailure::System, format!("{error}{cause}"))
+/// What the keeper can't do for any child: it says nothing of this one.
+fn own(error: impl std::error::Error) -> Failed {
+    (SpawnFailure::Keeper, error.to_string())
+}
+
+/// Without a record a child might outlive its keeper, so it is not started. Where the record is to be is nobody's
+/// business but the operator's, who finds it in the log.
+fn unrecorded(error: StateError) -> Failed {
+    tracing::error!(error = &error as &dyn std::error::Error, cause = error.source(), "a child can't be recorded");
+    let detail = match error {
+        StateError::Io { act, source, .. } => format!("could not {act} its record of the child: {source}"),
+        StateError::Owner { .. } | StateError::Kind { .. } => "its records are not its own any more".to_owned(),
+    };
+    (SpawnFailure::Keeper, detail)
 }
 
 fn quoted(path: &Path) -> String {
@@ -145,6 +163,9 @@ fn unix_ms() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// What the system says when the machine, or this process, has no more to give.
+const EXHAUSTED: [Errno; 4] = [Errno::AGAIN, Errno::MFILE, Errno::NFILE, Errno::NOMEM];
 
 /// The shortest and the longest marker, in bytes. A short one might be met by chance.
 const MARKER_BYTES_MIN: usize = 8;

@@ -48,7 +48,7 @@ fn exit() -> impl Strategy<Value = Exit> {
 }
 
 fn failure() -> impl Strategy<Value = SpawnFailure> {
-    (1..7_u8).prop_map(|code| SpawnFailure::from_code(code).unwrap())
+    (1..8_u8).prop_map(|code| SpawnFailure::from_code(code).unwrap())
 }
 
 fn to_keeper() -> impl Strategy<Value = ToKeeper> {

@@ -113,6 +113,16 @@ impl Running {
         Some(bytes)
     }
 
+    /// Nothing of the call need be kept any more.
+    pub(super) fn settle(&self, id: &RoutedId) {
+        let mut table = lock(&self.table);
+        let parked = table.parked.take(&wire::id_text(&id.encode()));
+        let through = parked.and_then(|(number, _)| table.acks.delivered(number));
+        drop(table);
+        self.acknowledge(through);
+        self.due.notify_one();
+    }
+
     pub(super) fn end(&self) -> Option<End> {
         lock(&self.table).end.clone()
     }

@@ -91,7 +91,10 @@ pub(super) fn failure(server: &Server, error: &SpawnError) -> Failure {
                 | SpawnFailure::Invalid,
             ..
         } => unusable(server, error),
-        SpawnError::Failed { failure: SpawnFailure::TooMany | SpawnFailure::System, .. } | SpawnError::Detached => {
+        SpawnError::Failed { failure: SpawnFailure::TooMany | SpawnFailure::Keeper, .. } => {
+            Failure::Gateway { server: server.name.clone(), problem: error.to_string().into() }
+        }
+        SpawnError::Failed { failure: SpawnFailure::System, .. } | SpawnError::Detached => {
             Failure::Unreachable { server: server.name.clone(), cause: error.to_string().into() }
         }
     }
