@@ -96,7 +96,7 @@ async fn s8_a_drain_lets_the_call_in_flight_finish_refuses_new_ones_and_survives
         client.post(&client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 1500}}))).await?;
     let (status, drained) =
         gateway.admin_post(&format!("/api/v1/sessions/{session_ref}/drain"), &json!({"grace": "10s"})).await?;
-    assert_eq!(status, 200, "{drained}");
+    assert_eq!(status, 202, "{drained}");
     assert_eq!(client.request("tools/list", Value::Null).await?.status, 404, "no new calls");
     running.finish(BOUND).await?.result().context("the call in flight finishes")?;
     wait_until("its server is told", BOUND, async || up.count("/deletes").await.is_ok_and(|count| count == 1)).await?;

@@ -311,3 +311,82 @@ fn written(pid: u32) -> Result<u64> {
     let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")).context("the kernel counts it")?;
     Ok(line.parse()?)
 }
+
+/// A client that sends DELETE and hangs up at once, as Python's does.
+#[tokio::test]
+async fn s1_s6_a_delete_whose_client_hangs_up_ends_the_session_all_the_same() -> Result<()> {
+    use tokio::io::AsyncWriteExt as _;
+    let (up, gateway) = stand("").await?;
+    let url = gateway.url("h")?;
+    const ROUNDS: u64 = 20;
+    for round in 0..ROUNDS {
+        let client = RawClient::open(&url, VERSION).await?;
+        let session = client.session.clone().context("an id")?;
+        let mut socket = tokio::net::TcpStream::connect(gateway.mcp_address()?).await?;
+        let head = format!("DELETE /mcp/h HTTP/1.1\r\nhost: localhost\r\nmcp-session-id: {session}\r\n\r\n");
+        socket.write_all(head.as_bytes()).await?;
+        tokio::time::sleep(Duration::from_micros(200 * round)).await;
+        drop(socket);
+        let ended = async || client.request("tools/list", Value::Null).await.is_ok_and(|outcome| outcome.status == 404);
+        wait_until("the id is dead", BOUND, ended).await?;
+        assert_eq!(client.delete().await?, 404, "and stays so");
+    }
+    wait_until("every server's session was deleted", BOUND, async || {
+        up.count("/deletes").await.is_ok_and(|count| count == ROUNDS)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn s6_of_many_deletes_at_once_the_first_ends_the_session_and_none_fails() -> Result<()> {
+    let (_up, gateway) = stand("").await?;
+    let client = RawClient::open(&gateway.url("h")?, VERSION).await?;
+    let deletes = (0..6).map(|_| {
+        let client = client.clone();
+        tokio::spawn(async move { client.delete().await })
+    });
+    let mut statuses = Vec::new();
+    for delete in deletes.collect::<Vec<_>>() {
+        statuses.push(delete.await??);
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [204, 404, 404, 404, 404, 404]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn s9_a_child_that_no_worker_has_taken_up_ends_with_its_session() -> Result<()> {
+    let up = UpS::new(&[])?;
+    let mut gateway = Gateway::start(&format!("[session]\nidle_expiry = \"2s\"\n{}", up.toml("s")?), &[]).await?;
+    let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    client.call_through("echo", json!({"text": "a"})).await?.result()?;
+    let child = up.starts()?.pop().context("a child")?;
+    gateway.kill_worker().await?;
+    assert!(child.is_alive(), "it waits for its session");
+    wait_until("it ends with its session", BOUND, async || !child.is_alive()).await
+}
+
+#[tokio::test]
+async fn s13a_every_refusal_of_a_request_carries_its_id_or_is_no_json_rpc_message() -> Result<()> {
+    let (_up, gateway) = stand("").await?;
+    let client = RawClient::open(&gateway.url("h")?, VERSION).await?;
+    let list = json!({"jsonrpc": "2.0", "id": "mine", "method": "tools/list"});
+    for (name, value) in [
+        ("host", "evil.example.com"),
+        ("origin", "http://evil.example.com"),
+        ("accept", "text/html"),
+        ("content-type", "text/plain"),
+        ("mcp-protocol-version", "1999-01-01"),
+    ] {
+        let outcome = client.clone().with_header(name, value)?.post(&list).await?.finish(BOUND).await?;
+        assert!(outcome.status >= 400);
+        assert_eq!(outcome.response().context(name)?["id"], "mine", "{name}");
+    }
+    let invalid = r#"{"jsonrpc":"2.0","id":"mine","method":"tools/list","params":3}"#;
+    let outcome = client.post_bytes(invalid).await?.finish(BOUND).await?;
+    assert_eq!(outcome.response().context("a body")?["id"], "mine");
+    let outcome = client.post_bytes("{{{").await?.finish(BOUND).await?;
+    assert_eq!(outcome.status, 400);
+    assert!(outcome.header("content-type").is_some_and(|media| media.starts_with("text/plain")));
+    Ok(())
+}

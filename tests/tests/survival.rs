@@ -301,3 +301,67 @@ async fn s9_a_child_whose_session_is_gone_is_ended_by_the_next_worker() -> Resul
     assert_eq!(client.request("tools/list", Value::Null).await?.status, 404);
     Ok(())
 }
+
+#[tokio::test]
+async fn c5_u4_a_server_that_was_not_told_initialized_before_a_crash_is_told_after_it() -> Result<()> {
+    let mut stand = Stand::start().await?;
+    let mut client = RawClient::new(&stand.gateway.url("h")?)?;
+    client.initialize(VERSION).await?.result()?;
+    // Used, and thereby confirmed, before `initialized` is sent: opencode opens its stream first.
+    client.request("ping", Value::Null).await?.result()?;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    stand.gateway.kill_worker().await?;
+    client.notify("notifications/initialized", Value::Null).await?;
+    whoami(&client).await?;
+    assert_eq!(stand.up_h.count("/initialized").await?, 1);
+    assert_eq!(stand.up_h.count("/initializes").await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn u6_word_of_a_loss_waits_for_an_answer_that_can_carry_it() -> Result<()> {
+    let mut stand = Stand::start().await?;
+    let client = stand.open("s").await?;
+    whoami(&client).await?;
+    stand.gateway.kill_all().await?;
+    stand.gateway.start_again().await?;
+    client.request("no/such/method", Value::Null).await?.error()?;
+    let outcome = client.call_through("whoami", json!({})).await?;
+    assert_eq!(outcome.result()?["_meta"]["mainstay/notice"]["event"], "remade", "{outcome:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn r4_a_batch_in_flight_is_answered_call_by_call_after_the_workers_death() -> Result<()> {
+    let mut stand = Stand::start().await?;
+    for (server, known) in [("h", false), ("s", true)] {
+        let client = RawClient::open(&stand.gateway.url(server)?, "2025-03-26").await?;
+        let slow = |id: u64| {
+            json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
+                   "params": {"name": "slow", "arguments": {"ms": 1500}}})
+        };
+        let mut exchange = client.post(&json!([slow(1), slow(2)])).await?;
+        let cursor = exchange.next_event(BOUND).await?.context("primed")?.id.context("with an id")?;
+        if known {
+            // On a child the answers come if the calls have reached it.
+            wait_until("both are at the child", BOUND, async || {
+                stand
+                    .up_s
+                    .trace()
+                    .is_ok_and(|trace| trace.iter().filter(|line| line.to_string().contains("tools/call")).count() == 2)
+            })
+            .await?;
+        }
+        stand.gateway.kill_worker().await?;
+        let outcome = client.get_stream(Some(&cursor)).await?.finish(BOUND).await?;
+        for id in [1, 2] {
+            let answer = outcome.messages.iter().find(|message| message["id"] == id);
+            let answer = answer.with_context(|| format!("{server}: call {id} is answered: {outcome:?}"))?;
+            assert_eq!(answer["result"].is_object(), known, "{server}: {answer}");
+            if !known {
+                assert_eq!(answer["error"]["data"]["mainstay"], "outcome_unknown", "{answer}");
+            }
+        }
+    }
+    Ok(())
+}

@@ -306,3 +306,50 @@ async fn c2_ac08_chatty_and_large() -> Result<()> {
     assert_eq!(after["pid"], pid, "the same child goes on");
     Ok(())
 }
+
+#[tokio::test]
+async fn u5_an_unsafe_call_that_failed_inside_the_server_is_unknown_and_not_rejected() -> Result<()> {
+    let (up, _gateway, client) = stand().await?;
+    client.call("read", json!({})).await?.result()?;
+    up.gap(json!({"kind": "status", "status": 500, "content_type": "text/plain", "body": "crashed", "tool": "incr"}))
+        .await?;
+    let outcome = client.call_through("incr", json!({})).await?;
+    assert_eq!(outcome.named_outcome(), Some("outcome_unknown"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn r8_a_cancelled_call_that_is_never_answered_frees_its_place() -> Result<()> {
+    let up = UpS::new(&[])?;
+    let gateway = Gateway::start(&up.toml("s")?, &[]).await?;
+    let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    for _ in 0..5 {
+        let call = client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 600_000}}));
+        let exchange = client.post(&call).await?;
+        client.notify("notifications/cancelled", json!({"requestId": call["id"]})).await?;
+        drop(exchange);
+    }
+    wait_until("no call is in flight", BOUND, async || {
+        let instances = gateway.admin_get("/api/v1/sessions").await;
+        instances.is_ok_and(|(_, listed)| listed["sessions"][0]["calls"] == 0)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn u8_a_slow_server_is_known_once_it_has_answered() -> Result<()> {
+    let up = UpH::start().await?;
+    let gateway = Gateway::start(&up.toml("h"), &[]).await?;
+    up.gap(json!({"kind": "delay", "ms": 1500, "method": "initialize", "times": 1})).await?;
+    let mut first = RawClient::new(&gateway.url("h")?)?;
+    let hello = first.initialize(VERSION).await?;
+    assert_eq!(hello.result()?["serverInfo"]["version"], "unknown", "answered in its name");
+    first.notify("notifications/initialized", Value::Null).await?;
+    first.call_through("echo", json!({"text": "a"})).await?.result()?;
+    assert_eq!(up.count("/initializes").await?, 1, "one session at the server, not two");
+    up.gap(json!({"kind": "delay", "ms": 1500, "method": "initialize", "times": 1})).await?;
+    let mut second = RawClient::new(&gateway.url("h")?)?;
+    let hello = second.initialize(VERSION).await?;
+    assert_ne!(hello.result()?["serverInfo"]["version"], "unknown", "answered from what is known of it");
+    Ok(())
+}

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use mainstay_core::code::TerminalStatus;
-use mainstay_core::id::SessionKey;
+use mainstay_core::id::{Epoch, SessionKey};
 use mainstay_core::session::{Contract, Terms};
 use mainstay_keeper::client::{Attached, Custody, Held, Order, Welcome};
 use mainstay_store::keys::Keyring;
@@ -58,7 +58,11 @@ async fn serve() -> anyhow::Result<()> {
         admin: admin_listener.local_addr()?.to_string(),
         ..Facts::default()
     };
-    let (engine, notices) = build(&config, custody.clone(), facts, children).await?;
+    let (engine, notices) = tokio::select! {
+        built = build(&config, custody.clone(), facts, children) => built?,
+        // Told to go before it could serve: there is nothing to drain.
+        _ = orders.recv() => return Ok(()),
+    };
 
     let mut vital = reconcile::start(&engine);
     vital.push(spawn(listen::attend(Arc::clone(&engine), notices)));
@@ -109,7 +113,7 @@ async fn build(
     let keyring = Arc::new(keyring);
     let store = Store::open(place, Arc::clone(&keyring)).context("opening the ledger")?;
     let nonce = u64::from_be_bytes(entropy()?);
-    let epoch = store.begin_epoch(clock.now(), nonce).await.context("beginning this worker's epoch")?;
+    let epoch = begin(&store, clock, nonce, &custody).await;
     let census = Census::new(
         config.limits.sessions_max,
         config.session.max_per_principal,
@@ -139,6 +143,24 @@ async fn build(
     engine.hold(by_session(children, &engine.custody));
     reconcile::expire::recover(&engine).await;
     Ok((engine, notices))
+}
+
+/// Begins this worker's epoch, for as long as that takes. While the disk is full or read-only requests wait in the
+/// listeners' backlogs; to die of it would only make them wait longer.
+async fn begin(store: &Store, clock: Clock, nonce: u64, custody: &Custody) -> Epoch {
+    let mut pause = EPOCH_RETRY_FIRST;
+    loop {
+        match store.begin_epoch(clock.now(), nonce).await {
+            Ok(epoch) => return epoch,
+            Err(error) => {
+                tracing::error!(error = %error, "the ledger cannot be written; requests wait until it can");
+                // Not stuck, but waiting: the keeper must not replace this worker by another that waits as well.
+                custody.ready().await;
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(EPOCH_RETRY_MAX);
+    }
 }
 
 /// What the links have to say.
@@ -302,6 +324,9 @@ const CONFIRM_WITHIN: Duration = Duration::from_mins(1);
 const TOUCH_INTERVAL: Duration = Duration::from_secs(5);
 /// Longer than any ledger lives.
 const NEVER: Duration = Duration::from_hours(24 * 365 * 100);
+/// The pauses between two tries to begin the epoch.
+const EPOCH_RETRY_FIRST: Duration = Duration::from_millis(50);
+const EPOCH_RETRY_MAX: Duration = Duration::from_secs(1);
 /// How long tasks may take to notice that the worker ends.
 const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
 /// Time for the last bytes of ended streams to reach their sockets.

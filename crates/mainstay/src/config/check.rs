@@ -101,6 +101,17 @@ fn session(table: &file::SessionTable, faults: &mut Faults) -> Session {
     let count = |name: &str, written: Option<usize>, default: usize, faults: &mut Faults| {
         at_least_one(&["session", name], written, default, faults)
     };
+    let calls_in_flight_max =
+        count("calls_in_flight_max", table.calls_in_flight_max, default.calls_in_flight_max, faults);
+    let streams_max = count("streams_max", table.streams_max, default.streams_max, faults);
+    if streams_max < calls_in_flight_max {
+        let hint = "raise it, or lower `calls_in_flight_max`";
+        faults.add(
+            &["session", "streams_max"],
+            "`streams_max` is below `calls_in_flight_max`: each call may need one",
+            hint,
+        );
+    }
     Session {
         idle_expiry,
         suspend_after: table.suspend_after.map_or(default.suspend_after, Period::finite),
@@ -112,13 +123,8 @@ fn session(table: &file::SessionTable, faults: &mut Faults) -> Session {
             Some(file::TerminalStatus::Distinct) => TerminalStatus::Distinct,
         },
         max_per_principal: count("max_per_principal", table.max_per_principal, default.max_per_principal, faults),
-        calls_in_flight_max: count(
-            "calls_in_flight_max",
-            table.calls_in_flight_max,
-            default.calls_in_flight_max,
-            faults,
-        ),
-        streams_max: count("streams_max", table.streams_max, default.streams_max, faults),
+        calls_in_flight_max,
+        streams_max,
     }
 }
 

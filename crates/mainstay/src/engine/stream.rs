@@ -101,7 +101,7 @@ impl Stream {
     /// Whether a reader has taken everything that was appended.
     pub fn is_delivered(&self) -> bool {
         let log = self.log.lock();
-        log.sent_through + 1 >= log.next_sequence
+        log.events.back().is_none_or(|newest| newest.sequence <= log.sent_through)
     }
 
     /// How many bytes of messages are kept.

@@ -311,14 +311,33 @@ fn legible_id(message: &Bytes) -> Bytes {
 }
 
 async fn read_body(body: Incoming, bytes_max: usize) -> Result<Bytes, Refused> {
-    match Limited::new(body, bytes_max).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => {
+    let mut body = body;
+    let reading = tokio::time::timeout(BODY_READ_MAX, Limited::new(&mut body, bytes_max).collect());
+    match reading.await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            drain(body).await;
             let text = format!("the body is larger than `body_bytes_max`, {bytes_max} bytes");
             Err(Refused::new(Code::BodyTooLarge, text))
         }
-        Err(_) => Err(Refused::new(Code::RequestInvalid, "the body ended early")),
+        Ok(Err(_)) => Err(Refused::new(Code::RequestInvalid, "the body ended early")),
+        Err(_elapsed) => Err(Refused::new(Code::RequestInvalid, "the body took too long to arrive")),
     }
+}
+
+/// Reads on for a moment, for nothing: a client that is still sending when the connection closes sees a reset, and
+/// never the answer.
+async fn drain(mut body: Incoming) {
+    let _ = tokio::time::timeout(DRAIN_MAX, async {
+        let mut drained = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            drained += frame.data_ref().map_or(0, Bytes::len);
+            if drained > DRAIN_BYTES_MAX {
+                return;
+            }
+        }
+    })
+    .await;
 }
 
 /// What a stateless client's probe is told. A plain error sends it on to `initialize` and keeps it sessionful (E0).
@@ -370,3 +389,9 @@ fn is_json(headers: &HeaderMap) -> Result<(), Refused> {
 const STRANGER_BODY_BYTES_MAX: usize = 64 * 1024;
 /// How long it may take to come.
 const STRANGER_READ_MAX: Duration = Duration::from_secs(5);
+
+/// How long a body may take to arrive.
+const BODY_READ_MAX: Duration = Duration::from_mins(1);
+/// How much of a body that is too large is read for nothing, and for how long.
+const DRAIN_BYTES_MAX: usize = 64 << 20;
+const DRAIN_MAX: Duration = Duration::from_secs(2);
