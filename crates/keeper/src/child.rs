@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,10 +12,11 @@ use tokio::time::Instant;
 
 use crate::custody::Frames;
 use crate::identity::ProcessIdentity;
+use crate::open_calls::OpenCalls;
 use crate::protocol::{FRAME_BYTES_MAX, Holding, ProtocolError, ToWorker};
 use crate::stderr::Ring;
 use crate::tree::Tree;
-use crate::types::{ChildId, Exit, STDIN_BYTES_MAX};
+use crate::types::{CallTag, ChildId, Exit, OPEN_CALLS_MAX, STDIN_BYTES_MAX};
 
 pub(crate) mod end;
 pub(crate) mod start;
@@ -41,6 +43,7 @@ pub(crate) struct Child {
 
 struct State {
     frames: Frames,
+    calls: OpenCalls,
     stdin: Stdin,
     stderr: Ring,
     end: Option<EndPlan>,
@@ -94,7 +97,8 @@ impl Child {
             identity,
             spawned_at_unix_ms,
             state: RefCell::new(State {
-                frames: Frames::new(),
+                frames: Frames::default(),
+                calls: OpenCalls::default(),
                 stdin: Stdin::default(),
                 stderr: Ring::default(),
                 end: None,
@@ -133,8 +137,8 @@ impl Child {
         self.state.borrow().stderr.tail()
     }
 
-    pub(crate) fn acknowledge(&self, through: u64) {
-        self.state.borrow_mut().frames.acknowledge(through);
+    pub(crate) fn acknowledge(&self, numbers: RangeInclusive<u64>) {
+        self.state.borrow_mut().frames.acknowledge(numbers);
         self.room.notify_one();
     }
 
@@ -157,6 +161,7 @@ impl Child {
             frames_accepted: state.stdin.accepted,
             frames_written: state.stdin.written,
             queued_bytes: state.stdin.queued_bytes as u64,
+            open: state.calls.list(),
             label: self.label.clone(),
         })
     }
@@ -196,8 +201,9 @@ impl Child {
     // What it is told.
 
     /// Takes a frame for its stdin. A child that is ending doesn't get it any more; its exit tells how far it got.
-    pub(crate) fn accept_frame(&self, frame: Bytes) -> Result<(), ProtocolError> {
-        let stdin = &mut self.state.borrow_mut().stdin;
+    /// The call of one that is taken is open from then on.
+    pub(crate) fn accept_frame(&self, tag: Option<CallTag>, frame: Bytes) -> Result<(), ProtocolError> {
+        let State { stdin, calls, .. } = &mut *self.state.borrow_mut();
         if stdin.queued_bytes > STDIN_BYTES_MAX + FRAME_BYTES_MAX {
             return Err(ProtocolError::Field("frame"));
         }
@@ -206,8 +212,19 @@ impl Child {
             stdin.queued_bytes += frame.len();
             stdin.queue.push_back(frame);
             self.stdin_work.notify_one();
+            // Said ever more seldom: one that happens once happens with every call.
+            if let Some(forgotten) = tag.and_then(|tag| calls.open(tag)).filter(|count| count.is_power_of_two()) {
+                let (child, bound) = (self.id.get(), OPEN_CALLS_MAX);
+                tracing::warn!(child, forgotten, bound, "too many calls are open; the oldest are forgotten");
+            }
         }
         Ok(())
+    }
+
+    /// Nobody will ask for these calls any more.
+    pub(crate) fn settle(&self, tags: &[CallTag]) {
+        let calls = &mut self.state.borrow_mut().calls;
+        tags.iter().for_each(|tag| calls.settle(*tag));
     }
 
     pub(crate) fn next_stdin_work(&self) -> StdinWork {
@@ -307,6 +324,7 @@ impl Child {
             let mut state = self.state.borrow_mut();
             state.is_forgotten = true;
             state.frames.discard();
+            state.calls.clear();
             state.exit.is_some()
         };
         self.room.notify_one();

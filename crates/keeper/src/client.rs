@@ -6,9 +6,13 @@
 //!
 //! Delivery is at least once: a frame that was delivered and not acknowledged comes again, with the same number, to the
 //! next worker. An acknowledgement travels within [`ACKNOWLEDGE_DELAY_MS`]; a worker that dies before loses it.
+//!
+//! A frame may be handed over as a call's, under a tag. The keeper names the call to every later worker until one has
+//! settled it, so that each of them knows which calls have reached the child's custody and which never did.
 
 use std::fmt;
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -20,7 +24,7 @@ use crate::channel::{Inbox, Outbox};
 use crate::identity::ProcessIdentity;
 use crate::protocol::{FRAME_BYTES_MAX, Holding, PROTOCOL_VERSION, ProtocolError, ToKeeper, ToWorker, Welcoming};
 use crate::socket::Socket;
-use crate::types::{ChildId, Exit, Spawn, SpawnFailure};
+use crate::types::{CallTag, ChildId, Exit, Spawn, SpawnFailure};
 
 use shared::{Reply, Shared};
 
@@ -82,6 +86,9 @@ pub struct Held {
     /// Whole frames taken over by the keeper before this worker attached: written, or about to be. The next
     /// [`Custody::write`] gets the number after this one.
     pub frames_accepted: u64,
+    /// The calls that earlier workers handed over and none has settled, oldest first. Their answers are among the
+    /// unacknowledged frames, still to come, or will never come if the child has ended.
+    pub open: Vec<CallTag>,
     /// All unacknowledged frames in order, then what follows; ends behind [`ChildEvent::Exited`], or with the keeper.
     pub events: mpsc::Receiver<ChildEvent>,
 }
@@ -277,18 +284,32 @@ impl Custody {
     /// # Errors
     /// The frame was not taken.
     pub async fn write(&self, child: ChildId, frame: Bytes) -> Result<u64, WriteError> {
-        if frame.len() > FRAME_BYTES_MAX {
-            return Err(WriteError::TooLong);
-        }
-        if frame.contains(&b'\n') {
-            return Err(WriteError::LineEnd);
-        }
-        self.shared.write(child, frame).await
+        check(&frame)?;
+        self.shared.write(child, None, frame).await
     }
 
-    /// Says that all frames of the child up to number `through` are dealt with and need not be kept. Never blocks.
-    pub fn acknowledge(&self, child: ChildId, through: u64) {
-        self.shared.acknowledge(child, through);
+    /// [`write`](Self::write) for a frame that is a call: it is open, under `tag`, until it is [settled](Self::settle).
+    /// Taken over with the frame or not at all.
+    ///
+    /// # Errors
+    /// The frame was not taken; the call is not open.
+    pub async fn write_call(&self, child: ChildId, tag: CallTag, frame: Bytes) -> Result<u64, WriteError> {
+        check(&frame)?;
+        self.shared.write(child, Some(tag), frame).await
+    }
+
+    /// Says that the child's frames with these numbers are dealt with and need not be kept. Others stay, whatever their
+    /// number. Never blocks.
+    pub fn acknowledge(&self, child: ChildId, frames: RangeInclusive<u64>) {
+        self.shared.acknowledge(child, frames);
+    }
+
+    /// Says that nobody will ask for these calls any more. Never blocks.
+    ///
+    /// Travels as acknowledgements do, and ahead of those that were said after it: a later worker never finds a call open
+    /// whose answer is gone, if the answer is acknowledged only after the call was settled.
+    pub fn settle(&self, child: ChildId, calls: &[CallTag]) {
+        self.shared.settle(child, calls);
     }
 
     /// Ends the child: its stdin is closed; after `grace` it is asked to terminate, after `grace` again it is killed,
@@ -325,6 +346,16 @@ impl Custody {
         drop(permit);
         reply
     }
+}
+
+fn check(frame: &Bytes) -> Result<(), WriteError> {
+    if frame.len() > FRAME_BYTES_MAX {
+        return Err(WriteError::TooLong);
+    }
+    if frame.contains(&b'\n') {
+        return Err(WriteError::LineEnd);
+    }
+    Ok(())
 }
 
 /// What the keeper sends before it goes live.

@@ -1,30 +1,28 @@
 //! A child's output in the keeper's custody: kept, in order, until a worker has said that it is dealt with.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
+use bytes::Bytes;
 use mainstay_core::wire::lines::Line;
 
 use crate::protocol::ToWorker;
 use crate::types::{CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, ChildId};
 
-/// The unacknowledged frames of one child.
-#[derive(Debug)]
+/// The frames of one child that are not dealt with. Any of them may be dealt with before those that came earlier: the
+/// answer to a call waits for its client, and holds up nothing that comes behind it.
+#[derive(Debug, Default)]
 pub(crate) struct Frames {
-    kept: VecDeque<Line>,
+    kept: BTreeMap<u64, Line>,
     bytes: usize,
-    /// The number of the first kept frame, or of the next one to come.
-    first_number: u64,
-    /// How many of the kept frames were sent to the worker in charge.
-    sent: usize,
+    last_number: u64,
+    /// Up to which number the worker in charge was sent what is kept.
+    sent_through: u64,
     /// Whether nobody will ever ask for them.
     is_discarding: bool,
 }
 
 impl Frames {
-    pub(crate) fn new() -> Self {
-        Self { kept: VecDeque::new(), bytes: 0, first_number: 1, sent: 0, is_discarding: false }
-    }
-
     /// Whether another frame may be taken. If not, the child has to wait: nothing is ever dropped.
     pub(crate) fn has_room(&self) -> bool {
         self.kept.len() < CUSTODY_FRAMES_MAX && self.bytes < CUSTODY_BYTES_MAX
@@ -32,56 +30,57 @@ impl Frames {
 
     /// Takes the next frame.
     pub(crate) fn push(&mut self, line: Line) {
-        if self.is_discarding {
-            self.first_number += 1;
-            return;
+        self.last_number += 1;
+        if !self.is_discarding {
+            self.bytes += cost_of(&line);
+            self.kept.insert(self.last_number, unshared(line));
         }
-        self.bytes += cost_of(&line);
-        self.kept.push_back(line);
     }
 
     /// The next frame that the worker in charge has not been sent.
     pub(crate) fn next_to_send(&mut self, child: ChildId) -> Option<ToWorker> {
-        let line = self.kept.get(self.sent)?.clone();
-        let number = self.first_number + self.sent as u64;
-        self.sent += 1;
-        Some(match line {
+        let (&number, line) = self.kept.range(self.sent_through + 1..).next()?;
+        self.sent_through = number;
+        Some(match line.clone() {
             Line::Whole(bytes) => ToWorker::Frame { child, number, bytes },
             Line::Oversize { head, tail, bytes } => ToWorker::Oversize { child, number, bytes, head, tail },
         })
     }
 
     pub(crate) fn all_sent(&self) -> bool {
-        self.sent == self.kept.len()
+        self.kept.range(self.sent_through + 1..).next().is_none()
     }
 
-    /// Drops all frames up to number `through`, but none that was never sent.
-    pub(crate) fn acknowledge(&mut self, through: u64) {
-        while self.sent > 0 && self.first_number <= through {
-            self.drop_first();
-            self.sent -= 1;
+    /// Drops the frames with these numbers, but none that was never sent.
+    pub(crate) fn acknowledge(&mut self, numbers: RangeInclusive<u64>) {
+        let (from, through) = (*numbers.start(), self.sent_through.min(*numbers.end()));
+        while from <= through
+            && let Some((&number, _)) = self.kept.range(from..=through).next()
+            && let Some(line) = self.kept.remove(&number)
+        {
+            self.bytes -= cost_of(&line);
         }
     }
 
     /// A new worker: it is sent everything that is kept.
     pub(crate) fn rewind(&mut self) {
-        self.sent = 0;
+        self.sent_through = 0;
     }
 
     /// Nobody will ask for what is kept, nor for what comes.
     pub(crate) fn discard(&mut self) {
         self.is_discarding = true;
-        while !self.kept.is_empty() {
-            self.drop_first();
-        }
-        self.sent = 0;
+        self.kept.clear();
+        self.bytes = 0;
     }
+}
 
-    fn drop_first(&mut self) {
-        if let Some(line) = self.kept.pop_front() {
-            self.bytes -= cost_of(&line);
-            self.first_number += 1;
-        }
+/// The line in memory of its own, if it is short: a short answer that waits for its client must not keep the whole buffer
+/// that it was read into.
+fn unshared(line: Line) -> Line {
+    match line {
+        Line::Whole(bytes) if bytes.len() <= COPIED_BYTES_MAX => Line::Whole(Bytes::copy_from_slice(&bytes)),
+        Line::Whole(_) | Line::Oversize { .. } => line,
     }
 }
 
@@ -92,10 +91,11 @@ fn cost_of(line: &Line) -> usize {
     }
 }
 
+/// The longest line that is copied out of its buffer, in bytes.
+const COPIED_BYTES_MAX: usize = 4 * 1024;
+
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-
     use super::*;
 
     fn line(text: &str) -> Line {
@@ -114,45 +114,65 @@ mod tests {
 
     #[test]
     fn c8_unacknowledged_frames_come_again_and_acknowledged_ones_do_not() {
-        let mut frames = Frames::new();
+        let mut frames = Frames::default();
         for text in ["a", "b", "c"] {
             frames.push(line(text));
         }
         assert_eq!(sent(&mut frames), [1, 2, 3]);
-        frames.acknowledge(2);
+        frames.acknowledge(0..=2);
         frames.push(line("d"));
         assert_eq!(sent(&mut frames), [4]);
         frames.rewind();
         assert_eq!(sent(&mut frames), [3, 4]);
-        frames.acknowledge(4);
+        frames.acknowledge(3..=4);
         frames.rewind();
         assert_eq!(sent(&mut frames), [0_u64; 0]);
         assert_eq!((frames.bytes, frames.all_sent()), (0, true));
     }
 
     #[test]
-    fn a_frame_that_was_never_sent_can_not_be_acknowledged() {
-        let mut frames = Frames::new();
-        frames.push(line("a"));
-        frames.acknowledge(u64::MAX);
+    fn r4_a_frame_that_waits_holds_up_nothing_behind_it() {
+        let mut frames = Frames::default();
+        frames.push(line("the answer"));
+        for _ in 0..3 * CUSTODY_FRAMES_MAX {
+            frames.push(line("news"));
+            let number = *sent(&mut frames).last().unwrap();
+            frames.acknowledge(number..=number);
+            assert!(frames.has_room());
+        }
+        assert_eq!((frames.kept.len(), frames.bytes), (1, "the answer".len()));
+        frames.rewind();
         assert_eq!(sent(&mut frames), [1]);
-        frames.acknowledge(u64::MAX);
+        #[expect(clippy::reversed_empty_ranges, reason = "a worker may say anything")]
+        frames.acknowledge(2..=1);
+        assert_eq!(frames.kept.len(), 1);
+        frames.acknowledge(1..=1);
+        assert_eq!((frames.kept.len(), frames.bytes), (0, 0));
+    }
+
+    #[test]
+    fn a_frame_that_was_never_sent_can_not_be_acknowledged() {
+        let mut frames = Frames::default();
+        frames.push(line("a"));
+        frames.acknowledge(0..=u64::MAX);
+        assert_eq!(sent(&mut frames), [1]);
+        frames.acknowledge(0..=u64::MAX);
         frames.push(line("b"));
         assert_eq!(sent(&mut frames), [2]);
     }
 
     #[test]
     fn both_bounds_hold_and_acknowledging_makes_room() {
-        let mut frames = Frames::new();
+        let mut frames = Frames::default();
         while frames.has_room() {
             frames.push(line("x"));
         }
         assert_eq!(frames.kept.len(), CUSTODY_FRAMES_MAX);
         sent(&mut frames);
-        frames.acknowledge(1);
+        frames.acknowledge(1..=1);
         assert!(frames.has_room());
 
-        let mut frames = Frames::new();
+        let mut frames = Frames::default();
         let big = "x".repeat(1024 * 1024);
         while frames.has_room() {
             frames.push(line(&big));
@@ -162,10 +182,10 @@ mod tests {
 
     #[test]
     fn what_nobody_waits_for_takes_no_room_but_is_counted() {
-        let mut frames = Frames::new();
+        let mut frames = Frames::default();
         frames.push(line("a"));
         frames.discard();
         frames.push(line("b"));
-        assert_eq!((frames.bytes, frames.kept.len(), frames.first_number), (0, 0, 3));
+        assert_eq!((frames.bytes, frames.kept.len(), frames.last_number), (0, 0, 2));
     }
 }

@@ -212,14 +212,19 @@ impl Keeper {
             ToKeeper::Hello { .. } => return Err(ProtocolError::Order),
             ToKeeper::Ready => link.set_ready(),
             ToKeeper::Spawn { request, spawn } => link.reply(self.spawn(request, &spawn))?,
-            ToKeeper::Write { child, frame } => {
+            ToKeeper::Write { child, tag, frame } => {
                 if let Some(child) = self.child(child) {
-                    child.accept_frame(frame)?;
+                    child.accept_frame(tag, frame)?;
                 }
             }
-            ToKeeper::Acknowledge { child, through } => {
+            ToKeeper::Acknowledge { child, from, through } => {
                 if let Some(child) = self.child(child) {
-                    child.acknowledge(through);
+                    child.acknowledge(from..=through);
+                }
+            }
+            ToKeeper::Settle { child, tags } => {
+                if let Some(child) = self.child(child) {
+                    child.settle(&tags);
                 }
             }
             ToKeeper::Stop { child, grace } => {

@@ -11,8 +11,8 @@ pub use run::{Ended, KeeperError, Plan, run};
 pub use state::{StateError, ensure_private_dir};
 pub use sweep::{Swept, sweep};
 pub use types::{
-    CHILDREN_MAX, CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, ChildId, Exit, LABEL_BYTES_MAX, LINE_BYTES_MAX,
-    MARKER_VARIABLE, STDERR_TAIL_BYTES_MAX, STDIN_BYTES_MAX, Spawn, SpawnFailure,
+    CALL_TAG_BYTES, CHILDREN_MAX, CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, CallTag, ChildId, Exit, LABEL_BYTES_MAX,
+    LINE_BYTES_MAX, MARKER_VARIABLE, OPEN_CALLS_MAX, STDERR_TAIL_BYTES_MAX, STDIN_BYTES_MAX, Spawn, SpawnFailure,
 };
 
 pub mod client;
@@ -24,6 +24,7 @@ mod identity;
 mod keeper;
 mod link;
 mod lock;
+mod open_calls;
 mod orphans;
 mod pidfd;
 mod protocol;

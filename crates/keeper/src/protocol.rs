@@ -12,10 +12,10 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 
 use crate::channel::Outbox;
 use crate::identity::{BootId, ProcessIdentity};
-use crate::types::{ChildId, Exit, Spawn, SpawnFailure};
+use crate::types::{CallTag, ChildId, Exit, Spawn, SpawnFailure};
 
 /// The version that both ends must have in common. Raised whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The longest frame in either direction, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -56,8 +56,9 @@ pub(crate) enum ToKeeper {
     Hello { version: u32, pid: u32 },
     Ready,
     Spawn { request: u64, spawn: Spawn },
-    Write { child: ChildId, frame: Bytes },
-    Acknowledge { child: ChildId, through: u64 },
+    Write { child: ChildId, tag: Option<CallTag>, frame: Bytes },
+    Acknowledge { child: ChildId, from: u64, through: u64 },
+    Settle { child: ChildId, tags: Vec<CallTag> },
     Stop { child: ChildId, grace: Duration },
     Forget { child: ChildId },
     StderrTail { request: u64, child: ChildId },
@@ -105,6 +106,8 @@ pub(crate) struct Holding {
     pub(crate) frames_written: u64,
     /// Bytes accepted and not yet written.
     pub(crate) queued_bytes: u64,
+    /// Calls whose frame was taken and that no worker has settled, oldest first.
+    pub(crate) open: Vec<CallTag>,
     pub(crate) label: Bytes,
 }
 
@@ -118,6 +121,7 @@ mod kind {
     pub(super) const FORGET: u8 = 7;
     pub(super) const STDERR_TAIL_WANTED: u8 = 8;
     pub(super) const SHUTDOWN: u8 = 9;
+    pub(super) const SETTLE: u8 = 10;
 
     pub(super) const REFUSED: u8 = 65;
     pub(super) const WELCOME: u8 = 66;
@@ -148,12 +152,21 @@ impl ToKeeper {
                 body.put_u64_le(*request);
                 put_spawn(body, spawn);
             }),
-            Self::Write { child, frame } => {
-                out.put_with_payload(kind::WRITE, frame, |body| body.put_u64_le(child.get()));
-            }
-            Self::Acknowledge { child, through } => out.put(kind::ACKNOWLEDGE, |body| {
+            Self::Write { child, tag, frame } => out.put_with_payload(kind::WRITE, frame, |body| {
                 body.put_u64_le(child.get());
+                body.put_u8(u8::from(tag.is_some()));
+                if let Some(tag) = tag {
+                    put_tag(body, tag);
+                }
+            }),
+            Self::Acknowledge { child, from, through } => out.put(kind::ACKNOWLEDGE, |body| {
+                body.put_u64_le(child.get());
+                body.put_u64_le(*from);
                 body.put_u64_le(*through);
+            }),
+            Self::Settle { child, tags } => out.put(kind::SETTLE, |body| {
+                body.put_u64_le(child.get());
+                put_list(body, tags, put_tag);
             }),
             Self::Stop { child, grace } => out.put(kind::STOP, |body| {
                 body.put_u64_le(child.get());
@@ -175,8 +188,11 @@ impl ToKeeper {
             kind::HELLO => Self::Hello { version: fields.u32("version")?, pid: fields.u32("pid")? },
             kind::READY => Self::Ready,
             kind::SPAWN => Self::Spawn { request: fields.u64("request")?, spawn: fields.spawn()? },
-            kind::WRITE => Self::Write { child: fields.child()?, frame: fields.rest() },
-            kind::ACKNOWLEDGE => Self::Acknowledge { child: fields.child()?, through: fields.u64("through")? },
+            kind::WRITE => Self::Write { child: fields.child()?, tag: fields.optional_tag()?, frame: fields.rest() },
+            kind::ACKNOWLEDGE => {
+                Self::Acknowledge { child: fields.child()?, from: fields.u64("from")?, through: fields.u64("through")? }
+            }
+            kind::SETTLE => Self::Settle { child: fields.child()?, tags: fields.list("tags", Fields::tag)? },
             kind::STOP => Self::Stop { child: fields.child()?, grace: Duration::from_millis(fields.u64("grace_ms")?) },
             kind::FORGET => Self::Forget { child: fields.child()? },
             kind::STDERR_TAIL_WANTED => Self::StderrTail { request: fields.u64("request")?, child: fields.child()? },
@@ -205,6 +221,7 @@ impl ToWorker {
                 body.put_u64_le(held.frames_accepted);
                 body.put_u64_le(held.frames_written);
                 body.put_u64_le(held.queued_bytes);
+                put_list(body, &held.open, put_tag);
             }),
             Self::Begin => out.put(kind::BEGIN, |_| ()),
             Self::Spawned { request, child, identity } => out.put(kind::SPAWNED, |body| {
@@ -309,6 +326,10 @@ fn put_number(body: &mut BytesMut, number: Option<i32>) {
     body.put_i32_le(number.unwrap_or_default());
 }
 
+fn put_tag(body: &mut BytesMut, tag: &CallTag) {
+    body.put_slice(&tag.to_bytes());
+}
+
 fn put_blob(body: &mut BytesMut, bytes: &[u8]) {
     body.put_u32_le(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
     body.put_slice(bytes);
@@ -392,6 +413,14 @@ impl Fields {
         Ok(ChildId::new(self.u64("child")?))
     }
 
+    fn tag(&mut self) -> Result<CallTag, ProtocolError> {
+        Ok(CallTag::from_bytes(self.array("tag")?))
+    }
+
+    fn optional_tag(&mut self) -> Result<Option<CallTag>, ProtocolError> {
+        if self.flag("tag")? { self.tag().map(Some) } else { Ok(None) }
+    }
+
     fn identity(&mut self) -> Result<ProcessIdentity, ProtocolError> {
         let (pid, started_ticks) = (self.u32("pid")?, self.u64("started_ticks")?);
         let boot = BootId::from_bytes(self.array("boot")?);
@@ -431,6 +460,7 @@ impl Fields {
             frames_accepted: self.u64("frames_accepted")?,
             frames_written: self.u64("frames_written")?,
             queued_bytes: self.u64("queued_bytes")?,
+            open: self.list("open", Self::tag)?,
             label: self.rest(),
         })
     }

@@ -32,6 +32,30 @@ impl fmt::Display for ChildId {
     }
 }
 
+/// A call's name in the keeper's custody: bytes that mean nothing to the keeper and everything to workers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallTag([u8; CALL_TAG_BYTES]);
+
+impl CallTag {
+    /// The tag with these bytes.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; CALL_TAG_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub const fn to_bytes(self) -> [u8; CALL_TAG_BYTES] {
+        self.0
+    }
+}
+
+impl fmt::Debug for CallTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CallTag({:032x})", u128::from_be_bytes(self.0))
+    }
+}
+
 /// What a child is to be started as (requirement C7: it gets this environment and no other).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Spawn {
@@ -182,6 +206,12 @@ pub const CUSTODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// How many frames a child may have unacknowledged before its stdout is no longer read.
 pub const CUSTODY_FRAMES_MAX: usize = 4096;
+
+/// The length of a [`CallTag`], in bytes.
+pub const CALL_TAG_BYTES: usize = 16;
+
+/// How many calls of a child may be open: handed over and not settled. Beyond that the oldest is forgotten.
+pub const OPEN_CALLS_MAX: usize = 4096;
 
 /// The longest line of a child's stdout that is kept whole, in bytes.
 pub const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;

@@ -57,6 +57,7 @@ impl Receiver {
             spawned_at_unix_ms: held.spawned_at_unix_ms,
             frames_written: held.frames_written,
             frames_accepted: held.frames_accepted,
+            open: held.open,
             events: self.add(held.child, stdin),
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::mem;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -12,10 +13,14 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
 use super::{ACKNOWLEDGE_DELAY_MS, Spawned, WriteError, lock};
+use dealt::Dealt;
+
 use crate::channel::Outbox;
 use crate::protocol::{FRAME_BYTES_MAX, ToKeeper};
 use crate::socket::Socket;
-use crate::types::{ChildId, STDIN_BYTES_MAX, SpawnFailure};
+use crate::types::{CallTag, ChildId, STDIN_BYTES_MAX, SpawnFailure};
+
+mod dealt;
 
 /// What a request is answered with.
 pub(super) enum Reply {
@@ -28,7 +33,7 @@ pub(super) enum Reply {
 pub(super) struct Shared {
     socket: Socket,
     outgoing: Mutex<Outgoing>,
-    /// Wakes the flushing task: it has the turn, acknowledgements wait, or it is over.
+    /// Wakes the flushing task: it has the turn, something dealt with waits to be said, or it is over.
     flush: Notify,
     stdins: Mutex<HashMap<ChildId, Arc<Stdin>>>,
     replies: Mutex<BTreeMap<u64, oneshot::Sender<Reply>>>,
@@ -43,8 +48,7 @@ pub(super) struct Shared {
 #[derive(Default)]
 struct Outgoing {
     pending: Outbox,
-    acknowledged: BTreeMap<ChildId, u64>,
-    acknowledged_count: usize,
+    dealt: Dealt,
     /// When waiting acknowledgements must go at the latest. Once set it comes to pass, needed or not: waking the flushing
     /// task with each of them would cost more than looking in vain now and then.
     flush_at: Option<Instant>,
@@ -131,7 +135,7 @@ impl Shared {
     }
 
     /// See [`Custody::write`](super::Custody::write).
-    pub(super) async fn write(&self, child: ChildId, frame: Bytes) -> Result<u64, WriteError> {
+    pub(super) async fn write(&self, child: ChildId, tag: Option<CallTag>, frame: Bytes) -> Result<u64, WriteError> {
         let stdin = lock(&self.stdins).get(&child).cloned().ok_or(WriteError::Gone)?;
         let charge = charge_of(&frame);
         let permit = stdin.credit.acquire_many(charge).await.map_err(|_| WriteError::Gone)?;
@@ -148,22 +152,29 @@ impl Shared {
             sent.charges.push_back((number, charge));
             number
         };
-        outgoing.put(&ToKeeper::Write { child, frame });
+        outgoing.put(&ToKeeper::Write { child, tag, frame });
         self.write_out(outgoing);
         Ok(number)
     }
 
     /// See [`Custody::acknowledge`](super::Custody::acknowledge).
-    pub(super) fn acknowledge(&self, child: ChildId, through: u64) {
+    pub(super) fn acknowledge(&self, child: ChildId, frames: RangeInclusive<u64>) {
+        self.deal(|dealt| dealt.acknowledge(child, frames));
+    }
+
+    /// See [`Custody::settle`](super::Custody::settle).
+    pub(super) fn settle(&self, child: ChildId, calls: &[CallTag]) {
+        self.deal(|dealt| dealt.settle(child, calls));
+    }
+
+    fn deal(&self, note: impl FnOnce(&mut Dealt)) {
         let mut outgoing = lock(&self.outgoing);
         if self.is_detached.load(Ordering::Acquire) {
             return;
         }
-        let known = outgoing.acknowledged.entry(child).or_default();
-        *known = through.max(*known);
-        outgoing.acknowledged_count += 1;
-        if outgoing.acknowledged_count >= ACKNOWLEDGED_MAX {
-            outgoing.add_acknowledgements();
+        note(&mut outgoing.dealt);
+        if outgoing.dealt.is_full() {
+            outgoing.add_dealt();
             self.write_out(outgoing);
         } else if outgoing.flush_at.is_none() {
             outgoing.flush_at = Some(Instant::now() + ACKNOWLEDGE_DELAY);
@@ -263,9 +274,9 @@ impl Shared {
 }
 
 impl Outgoing {
-    /// Adds a message. Waiting acknowledgements go ahead of it: the keeper never learns of something later first.
+    /// Adds a message. What is dealt with goes ahead of it: the keeper never learns of something later first.
     fn put(&mut self, message: &ToKeeper) {
-        self.add_acknowledgements();
+        self.add_dealt();
         message.encode(&mut self.pending);
     }
 
@@ -277,11 +288,8 @@ impl Outgoing {
         Some((mem::take(&mut self.pending), mem::take(&mut self.permits)))
     }
 
-    fn add_acknowledgements(&mut self) {
-        for (child, through) in mem::take(&mut self.acknowledged) {
-            ToKeeper::Acknowledge { child, through }.encode(&mut self.pending);
-        }
-        self.acknowledged_count = 0;
+    fn add_dealt(&mut self) {
+        mem::take(&mut self.dealt).encode(&mut self.pending);
     }
 }
 
@@ -302,8 +310,8 @@ pub(super) async fn flush(shared: Arc<Shared>) {
         match flush_at {
             Some(at) if at <= Instant::now() => {
                 let mut outgoing = lock(&shared.outgoing);
-                outgoing.flush_at = (!outgoing.acknowledged.is_empty()).then(|| Instant::now() + ACKNOWLEDGE_DELAY);
-                outgoing.add_acknowledgements();
+                outgoing.flush_at = (!outgoing.dealt.is_empty()).then(|| Instant::now() + ACKNOWLEDGE_DELAY);
+                outgoing.add_dealt();
                 shared.write_out(outgoing);
             }
             Some(at) => {
@@ -360,9 +368,6 @@ const REQUESTS_MAX: usize = 256;
 
 /// Control messages that may wait to be written.
 const CONTROL_MAX: usize = 1024;
-
-/// Acknowledgements that go without waiting for company any longer.
-const ACKNOWLEDGED_MAX: usize = 64;
 
 /// How often a caller writes for others before it leaves that to the background task.
 const TURNS_MAX: usize = 8;

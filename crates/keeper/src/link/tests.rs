@@ -98,9 +98,9 @@ fn c8_a_worker_that_dies_within_a_message_leaves_no_part_of_it() {
         first.say(ToKeeper::Spawn { request: 5, spawn: cat("dies-within") }).await;
         let spawned = first.hear().await;
         let ToWorker::Spawned { request: 5, child, .. } = spawned else { panic!("{spawned:?}") };
-        first.say(ToKeeper::Write { child, frame: Bytes::from_static(b"whole") }).await;
+        first.say(ToKeeper::Write { child, tag: None, frame: Bytes::from_static(b"whole") }).await;
         let mut half = Outbox::default();
-        ToKeeper::Write { child, frame: Bytes::from_static(b"half a frame") }.encode(&mut half);
+        ToKeeper::Write { child, tag: None, frame: Bytes::from_static(b"half a frame") }.encode(&mut half);
         let half = half.into_bytes();
         assert_eq!(first.socket.try_send(&[IoSlice::new(&half[..half.len() - 4])]).unwrap(), Some(half.len() - 4));
         first.close().await.unwrap();
@@ -110,7 +110,7 @@ fn c8_a_worker_that_dies_within_a_message_leaves_no_part_of_it() {
         assert_eq!((held.len(), held[0].child, held[0].frames_accepted), (1, child, 1));
         let bytes = Bytes::from_static(b"whole");
         assert_eq!(second.hear().await, ToWorker::Frame { child, number: 1, bytes });
-        second.say(ToKeeper::Write { child, frame: Bytes::from_static(b"next") }).await;
+        second.say(ToKeeper::Write { child, tag: None, frame: Bytes::from_static(b"next") }).await;
         let mut heard = second.hear().await;
         if matches!(heard, ToWorker::Written { .. }) {
             heard = second.hear().await;

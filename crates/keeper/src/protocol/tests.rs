@@ -21,6 +21,10 @@ fn identity() -> impl Strategy<Value = ProcessIdentity> {
         .prop_map(|(pid, ticks, boot)| ProcessIdentity::from_parts(pid, ticks, BootId::from_bytes(boot)).unwrap())
 }
 
+fn tag() -> impl Strategy<Value = CallTag> {
+    any::<[u8; 16]>().prop_map(CallTag::from_bytes)
+}
+
 fn spawn() -> impl Strategy<Value = Spawn> {
     let program = (vec(any::<u8>(), 0..40), ".{0,9}", os_text(), vec(os_text(), 0..4));
     let rest = (vec((os_text(), os_text()), 0..4), option::of(os_text().prop_map(PathBuf::from)), ".{0,9}");
@@ -56,8 +60,17 @@ fn to_keeper() -> impl Strategy<Value = ToKeeper> {
         (any::<u32>(), any::<u32>()).prop_map(|(version, pid)| ToKeeper::Hello { version, pid }),
         Just(ToKeeper::Ready),
         (any::<u64>(), spawn()).prop_map(|(request, spawn)| ToKeeper::Spawn { request, spawn }),
-        (child(), bytes(20_000)).prop_map(|(child, frame)| ToKeeper::Write { child, frame }),
-        (child(), any::<u64>()).prop_map(|(child, through)| ToKeeper::Acknowledge { child, through }),
+        (child(), option::of(tag()), bytes(20_000)).prop_map(|(child, tag, frame)| ToKeeper::Write {
+            child,
+            tag,
+            frame
+        }),
+        (child(), any::<u64>(), any::<u64>()).prop_map(|(child, from, through)| ToKeeper::Acknowledge {
+            child,
+            from,
+            through
+        }),
+        (child(), vec(tag(), 0..20)).prop_map(|(child, tags)| ToKeeper::Settle { child, tags }),
         (child(), any::<u32>())
             .prop_map(|(child, ms)| ToKeeper::Stop { child, grace: Duration::from_millis(ms.into()) }),
         child().prop_map(|child| ToKeeper::Forget { child }),
@@ -72,7 +85,8 @@ fn to_worker() -> impl Strategy<Value = ToWorker> {
             ToWorker::Welcome(Welcoming { keeper, worker_number, listeners, settings })
         },
     );
-    let held = (child(), identity(), any::<[u64; 4]>(), bytes(99)).prop_map(|(child, identity, numbers, label)| {
+    let held = (child(), identity(), any::<[u64; 4]>(), vec(tag(), 0..20), bytes(99));
+    let held = held.prop_map(|(child, identity, numbers, open, label)| {
         let [spawned_at_unix_ms, frames_accepted, frames_written, queued_bytes] = numbers;
         ToWorker::Held(Holding {
             child,
@@ -81,6 +95,7 @@ fn to_worker() -> impl Strategy<Value = ToWorker> {
             frames_accepted,
             frames_written,
             queued_bytes,
+            open,
             label,
         })
     });

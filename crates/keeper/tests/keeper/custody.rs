@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use mainstay_keeper::OPEN_CALLS_MAX;
+
 use crate::probe::{Probe, eventually, marker};
 
 #[test]
@@ -29,6 +31,83 @@ fn c8_the_answer_of_a_child_outlives_the_worker_that_asked() {
     assert_eq!(talk.write(&child, "another"), "Ok(2)");
     assert_eq!(talk.next(&child), "frame 2 another");
     assert_eq!(crate::probe::marked(&child.marker).len(), 2);
+}
+
+#[test]
+fn r4_calls_stay_open_over_workers_until_one_has_settled_them() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("cat");
+    assert_eq!(talk.call(&child, 5, "first"), "Ok(1)");
+    assert_eq!(talk.write(&child, "no call"), "Ok(2)");
+    assert_eq!(talk.call(&child, 3, "second"), "Ok(3)");
+    assert_eq!(talk.call(&child, 4, "third"), "Ok(4)");
+    talk.settle(&child, 3);
+    let mut talk = probe.kill_worker(&mut talk);
+    assert_eq!(talk.open(&child), "5 4");
+
+    // Answered or not, acknowledged or not: only settling ends it.
+    assert_eq!(talk.next(&child), "frame 1 first");
+    talk.acknowledge(&child, 1);
+    talk.settle(&child, 4);
+    talk.settle(&child, 99);
+    let mut talk = probe.kill_worker(&mut talk);
+    assert_eq!(talk.open(&child), "5");
+
+    // The end of the child does not end it either; nobody else can say what became of it.
+    talk.ask(&format!("stop {} 0", child.id));
+    let mut talk = probe.kill_worker(&mut talk);
+    assert_eq!(talk.open(&child), "5");
+    talk.settle(&child, 5);
+    let mut talk = probe.kill_worker(&mut talk);
+    assert_eq!(talk.open(&child), "");
+}
+
+#[test]
+fn r4_an_answer_that_waits_holds_up_nothing_that_comes_behind_it() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("echo answer; seq 2 5; cat");
+    for number in 1..=5 {
+        assert!(talk.next(&child).starts_with(&format!("frame {number} ")));
+    }
+    for number in [2, 3, 5] {
+        talk.acknowledge_only(&child, number);
+    }
+    let mut talk = probe.kill_worker(&mut talk);
+    assert_eq!(talk.next(&child), "frame 1 answer");
+    assert_eq!(talk.next(&child), "frame 4 4");
+    assert_eq!(talk.write(&child, "more"), "Ok(1)");
+    assert_eq!(talk.next(&child), "frame 6 more");
+}
+
+#[test]
+fn the_oldest_of_too_many_open_calls_are_forgotten() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let child = talk.spawn("cat > /dev/null");
+    talk.ask(&format!("calls {} {}", child.id, OPEN_CALLS_MAX + 2));
+    // All of them have arrived once anything later is answered.
+    talk.stderr(&child);
+    let mut talk = probe.kill_worker(&mut talk);
+    let open = talk.open(&child);
+    let open: Vec<usize> = open.split(' ').map(|tag| tag.parse().unwrap()).collect();
+    assert_eq!((open.len(), open.first()), (OPEN_CALLS_MAX, Some(&2)));
+    let log = fs::read_to_string(probe.path("keeper.log")).unwrap();
+    assert!(log.contains("too many calls are open"));
+}
+
+#[test]
+fn what_the_keeper_itself_can_not_do_is_said_without_its_paths() {
+    let probe = Probe::start();
+    let mut talk = probe.connect();
+    let records = probe.path("children");
+    fs::rename(&records, probe.path("elsewhere")).unwrap();
+    let said = talk.ask(&format!("spawn {} cat", marker()));
+    assert!(said.starts_with("error the gateway could not do its part: could not open its record"), "{said}");
+    assert!(!said.contains('/'), "{said}");
+    fs::rename(probe.path("elsewhere"), &records).unwrap();
+    talk.spawn("cat");
 }
 
 /// Something that a script can wait for.

@@ -190,6 +190,28 @@ impl Talk {
         self.stderr(child);
     }
 
+    /// Deals with one frame, whatever came before it.
+    pub(crate) fn acknowledge_only(&mut self, child: &Spawned, number: u64) {
+        self.ask(&format!("acknowledge-only {} {number}", child.id));
+        self.stderr(child);
+    }
+
+    /// Hands a call over.
+    pub(crate) fn call(&mut self, child: &Spawned, tag: u64, text: &str) -> String {
+        self.ask(&format!("call {} {tag} {text}", child.id))
+    }
+
+    pub(crate) fn settle(&mut self, child: &Spawned, tag: u64) {
+        self.ask(&format!("settle {} {tag}", child.id));
+        // Whatever is asked later is answered after the settlement has arrived.
+        self.stderr(child);
+    }
+
+    /// The calls of the child that were open when the worker attached.
+    pub(crate) fn open(&mut self, child: &Spawned) -> String {
+        self.ask(&format!("open {}", child.id))
+    }
+
     pub(crate) fn stderr(&mut self, child: &Spawned) -> String {
         self.ask(&format!("stderr {}", child.id))
     }

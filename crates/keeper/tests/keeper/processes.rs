@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mainstay_keeper::client::{Attached, ChildEvent, Custody, Order};
-use mainstay_keeper::{ChildId, Plan, Spawn, acquire_lock, run};
+use mainstay_keeper::{CallTag, ChildId, Plan, Spawn, acquire_lock, run};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, mpsc};
@@ -80,14 +80,15 @@ async fn work(state_dir: &Path, is_stubborn: bool) {
     let admin = tokio::net::TcpListener::from_std(admin).unwrap();
 
     let mut held = String::new();
-    let mut events = HashMap::new();
+    let (mut events, mut open) = (HashMap::new(), HashMap::new());
     for child in welcome.children {
         let label = String::from_utf8(child.label).unwrap();
         let (id, pid) = (child.child, child.identity.pid());
         held.push_str(&format!("{id} {label} {pid} {} {};", child.frames_accepted, child.frames_written));
+        open.insert(child.child, child.open);
         events.insert(child.child, Arc::new(Mutex::new(child.events)));
     }
-    let desk = Arc::new(Desk { custody, number: welcome.worker_number, held, events: Mutex::new(events) });
+    let desk = Arc::new(Desk { custody, number: welcome.worker_number, held, open, events: Mutex::new(events) });
     let serving = Arc::clone(&desk);
     tokio::spawn(async move {
         loop {
@@ -116,6 +117,7 @@ struct Desk {
     custody: Custody,
     number: u64,
     held: String,
+    open: HashMap<ChildId, Vec<CallTag>>,
     events: Mutex<HashMap<ChildId, Arc<Mutex<mpsc::Receiver<ChildEvent>>>>>,
 }
 
@@ -151,8 +153,31 @@ impl Desk {
             "fill" => format!("{:?}", self.custody.write(child, Bytes::from(vec![b'x'; number])).await),
             "next" => self.next(child).await,
             "acknowledge" => {
-                self.custody.acknowledge(child, number as u64);
+                self.custody.acknowledge(child, 0..=number as u64);
                 String::new()
+            }
+            "acknowledge-only" => {
+                self.custody.acknowledge(child, number as u64..=number as u64);
+                String::new()
+            }
+            "call" => {
+                let (tag, text) = text.split_once(' ').unwrap();
+                let frame = Bytes::copy_from_slice(text.as_bytes());
+                format!("{:?}", self.custody.write_call(child, tag_of(tag), frame).await)
+            }
+            "calls" => {
+                for tag in 0..number {
+                    self.custody.write_call(child, tag_of(&tag.to_string()), Bytes::from_static(b"x")).await.unwrap();
+                }
+                String::new()
+            }
+            "settle" => {
+                self.custody.settle(child, &[tag_of(text)]);
+                String::new()
+            }
+            "open" => {
+                let open = self.open.get(&child).map(Vec::as_slice).unwrap_or_default();
+                open.iter().map(|tag| u128::from_be_bytes(tag.to_bytes()).to_string()).collect::<Vec<_>>().join(" ")
             }
             "stop" => {
                 self.custody.stop(child, Duration::from_millis(number as u64)).await;
@@ -219,6 +244,10 @@ impl Desk {
             }
         }
     }
+}
+
+fn tag_of(text: &str) -> CallTag {
+    CallTag::from_bytes(text.parse::<u128>().unwrap().to_be_bytes())
 }
 
 /// Polls a future once and leaves it at that.

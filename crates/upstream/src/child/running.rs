@@ -170,7 +170,7 @@ impl Running {
 
     fn acknowledge(&self, through: Option<u64>) {
         if let Some(through) = through {
-            self.custody.acknowledge(self.id, through);
+            self.custody.acknowledge(self.id, 0..=through);
         }
     }
 
