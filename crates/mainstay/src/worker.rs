@@ -239,7 +239,10 @@ fn knobs(value: &serde_json::Value, name: &str) -> Vec<KnobView> {
             .flat_map(|(key, value)| knobs(value, &if name.is_empty() { key.clone() } else { format!("{name}.{key}") }))
             .collect(),
         serde_json::Value::String(text) => vec![KnobView { name: name.to_owned(), value: text.clone() }],
-        other => vec![KnobView { name: name.to_owned(), value: other.to_string() }],
+        serde_json::Value::Null
+        | serde_json::Value::Bool(_)
+        | serde_json::Value::Number(_)
+        | serde_json::Value::Array(_) => vec![KnobView { name: name.to_owned(), value: value.to_string() }],
     }
 }
 

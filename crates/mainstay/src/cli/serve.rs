@@ -30,6 +30,8 @@ pub(super) fn run(args: &ServeArgs, global: &Global, out: &Output) -> Result<(),
         .with_context(|| format!("prepare the state directory `{}`", config.state_dir.display()))
         .map_err(|error| Failure::from(error).hint("choose another with `--state-dir DIR`"))?;
     let lock = lock(&config)?;
+    // A gateway that was killed may have left a worker behind, which still holds the ports.
+    mainstay_keeper::sweep(&config.state_dir).context("end what an earlier gateway left behind")?;
     let mcp = bind("listen", "--listen", config.listen)?;
     let admin = bind("admin.listen", "--admin", config.admin.listen)?;
     prepare_token(&config)?;

@@ -72,7 +72,10 @@ impl Engine {
         };
         match first {
             Ok(Step::Response(landing)) => {
-                let answer = carried.0.take().map(|mut driver| driver.address(&landing));
+                let answer = carried.0.take().map(|mut driver| {
+                    driver.settle();
+                    driver.address(&landing)
+                });
                 Ok(Reply::Json(answer.unwrap_or_default()))
             }
             Ok(Step::Message(message, weight)) => {
@@ -155,6 +158,7 @@ impl Engine {
         }
         let reader = stream.read(Some(0), None);
         let live = Arc::clone(live);
+        let ids: Vec<_> = drivers.iter().map(Driver::routed).collect();
         spawn(async move {
             let parts = drivers.into_iter().map(|driver| {
                 let stream = Arc::clone(&stream);
@@ -166,7 +170,7 @@ impl Engine {
             });
             futures_util::future::join_all(parts).await;
             stream.close();
-            linger(&live, &stream).await;
+            linger(&live, &stream, &ids).await;
         });
         Ok(Reply::Stream(reader))
     }
@@ -206,6 +210,7 @@ impl Engine {
         if let Some(lost) = last {
             stream.push(lost, Weight::Essential);
         }
+        let ids: Vec<_> = waiting.iter().map(Driver::routed).collect();
         spawn(async move {
             let count = waiting.len();
             for (driver, place) in waiting.into_iter().zip(1..) {
@@ -216,7 +221,7 @@ impl Engine {
                 }
             }
             stream.close();
-            linger(&live, &stream).await;
+            linger(&live, &stream, &ids).await;
         });
     }
 
@@ -273,6 +278,8 @@ pub(crate) fn failed(failure: &Failure, server: &Server) -> Refused {
         Failure::Rejected { .. } if failure.outcome() == Outcome::Unknown => Code::OutcomeUnknown,
         Failure::OutcomeUnknown { .. } => Code::OutcomeUnknown,
         Failure::Unreachable { .. } => Code::ServerUnreachable,
+        // The fault is the gateway's own: nothing is said against the server, and a later try may succeed.
+        Failure::Gateway { .. } => Code::Unavailable,
         Failure::Unauthorized { .. } => Code::AuthenticationNeeded,
         Failure::Rejected { .. } | Failure::Configuration { .. } => Code::ServerRejected,
         Failure::LostAgain { .. } => Code::UpstreamLostAgain,

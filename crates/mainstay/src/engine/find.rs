@@ -13,6 +13,7 @@ use mainstay_upstream::{Handshake, Link};
 
 use crate::engine::live::{Barred, Entry, Live, Parts};
 use crate::engine::{Caller, Engine, HOLD, Refused, SESSION_UNKNOWN, Served, refused};
+use crate::runtime::spawn;
 
 impl Engine {
     /// The live session that `id` names, for a request of `caller` to `served`. The request counts as use of it
@@ -119,7 +120,10 @@ impl Engine {
         loop {
             match read().await {
                 Ok(found) => return found,
-                Err(error) => tracing::warn!(what, error = %error, "not readable yet; the request is held"),
+                Err(error) => {
+                    self.metrics.restored("deferred");
+                    tracing::warn!(what, error = %error, "not readable yet; the request is held");
+                }
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_MAX);
@@ -156,10 +160,10 @@ impl Engine {
             Restoration::Refused(reason, decision) => {
                 tracing::warn!(session = %session_ref, reason = %reason, "restore refused");
                 self.metrics.restored("refused");
-                return self.bury(&decision, Code::SessionClosed).await;
+                return self.bury(decision, Code::SessionClosed).await;
             }
-            Restoration::Overdue(decision) => return self.bury(&decision, Code::SessionExpired).await,
-            Restoration::Unfinished(decision) => return self.bury(&decision, Code::SessionDeleted).await,
+            Restoration::Overdue(decision) => return self.bury(decision, Code::SessionExpired).await,
+            Restoration::Unfinished(decision) => return self.bury(decision, Code::SessionDeleted).await,
         };
         let stored = session.record();
         let Some(served) = self.servers.get(&stored.server) else {
@@ -173,6 +177,9 @@ impl Engine {
             log_level: remembered.as_ref().and_then(|record| record.log_level.clone()),
             subscriptions: remembered.as_ref().map(|record| record.subscriptions.clone()).unwrap_or_default(),
         };
+        if remembered.is_some() {
+            self.metrics.resumed(&served.server.name);
+        }
         let held = self.take_held(&stored.key);
         let link = Link::restore(&self.upstreams, &served.server, handshake, remembered, held, self.notices.clone());
         let key = stored.key;
@@ -184,11 +191,16 @@ impl Engine {
     }
 
     /// Makes an ending found at restore durable, and says it. If the ledger cannot take it the id is still not served.
-    async fn bury(&self, decision: &Decision, code: Code) -> Result<Arc<Live>, Refused> {
-        match self.commit_ending(&decision.changes, None, Actor::Gateway).await {
-            Ok(()) if code == Code::SessionExpired => Err(refused(&Refusal::Overdue)),
-            Ok(()) => Err(Refused::new(code, "the session was closed; open a new one")),
-            Err(_) => Err(Refused::new(Code::Unavailable, "the ledger cannot be written now; try again later")),
+    /// Once begun it is carried through, whatever becomes of the request.
+    async fn bury(self: &Arc<Self>, decision: Decision, code: Code) -> Result<Arc<Live>, Refused> {
+        let engine = Arc::clone(self);
+        let burying = spawn(async move { engine.commit_ending(&decision.changes, None, Actor::Gateway).await });
+        match burying.await {
+            Ok(Ok(())) if code == Code::SessionExpired => Err(refused(&Refusal::Overdue)),
+            Ok(Ok(())) => Err(Refused::new(code, "the session was closed; open a new one")),
+            Ok(Err(_)) | Err(_) => {
+                Err(Refused::new(Code::Unavailable, "the ledger cannot be written now; try again later"))
+            }
         }
     }
 }

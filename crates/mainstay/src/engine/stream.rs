@@ -104,6 +104,19 @@ impl Stream {
         log.events.back().is_none_or(|newest| newest.sequence <= log.sent_through)
     }
 
+    /// Resolves once a reader has taken everything. For a finished stream.
+    pub async fn delivered(&self) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.is_delivered() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// How many bytes of messages are kept.
     pub fn bytes(&self) -> usize {
         self.log.lock().bytes
@@ -213,6 +226,9 @@ impl Reader {
             }
         }
         log.sent_through = log.sent_through.max(self.cursor);
+        if log.finished {
+            self.stream.changed.notify_waiters();
+        }
         if !chunk.is_empty() {
             return Some(Some(chunk.into()));
         }

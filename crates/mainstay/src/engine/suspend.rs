@@ -47,7 +47,7 @@ impl Engine {
         let leaving = live.leave(|session, activity| {
             let record = session.record();
             let unused = now.since(record.seen_at) >= after && activity.is_idle() && record.state == State::Ready;
-            unused.then(|| record.seen_at)
+            unused.then_some(())
         });
         if leaving.is_none() {
             return;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mainstay_core::call::RoutedId;
 use mainstay_core::code::Code;
 use mainstay_core::time::Timestamp;
 use mainstay_core::wire::envelope::{Envelope, Kind, member, scan};
@@ -133,12 +134,22 @@ impl Driver {
 
     /// Runs the call to its end on `stream`, and keeps that for a while for a client that comes back.
     pub(super) async fn pump(self, stream: Arc<Stream>) {
-        let live = Arc::clone(&self.live);
+        let (live, id) = (Arc::clone(&self.live), self.routed());
         match self.deliver(&stream).await {
             Some(answer) => stream.finish(answer),
             None => stream.close(),
         }
-        linger(&live, &stream).await;
+        linger(&live, &stream, &[id]).await;
+    }
+
+    /// The id under which the server knows the call.
+    pub(super) fn routed(&self) -> RoutedId {
+        RoutedId { stream: self.flight.stream(), original: self.original.clone() }
+    }
+
+    /// Lets the answer go out of custody: its client has it, or never will.
+    pub(super) fn settle(&self) {
+        self.live.link.settle(&self.routed());
     }
 
     /// Runs the call to its end, its messages going to `stream`. What comes back is its response as the client sees it;
@@ -178,7 +189,10 @@ impl Driver {
                     step = self.step() => match step {
                         Step::Message(message, Weight::Essential) => live.listen.push(message, Weight::Essential),
                         Step::Message(_, Weight::Passing) => {}
-                        Step::Response(landing) => return self.remember(&landing),
+                        Step::Response(landing) => {
+                            self.remember(&landing);
+                            return self.settle();
+                        }
                     },
                     () = live.given_up(number) => return,
                     () = live.ended.wait() => return,
@@ -286,15 +300,19 @@ impl Drop for Carried {
     }
 }
 
-/// Keeps a finished stream for a client that comes back: shortly once it was delivered, long if it was not.
-pub(super) async fn linger(live: &Live, stream: &Stream) {
+/// Keeps a finished stream for a client that comes back: for a day until it is delivered, shortly after it was. Until
+/// then the answers to `ids` stay in custody, so that they outlive this worker.
+pub(super) async fn linger(live: &Live, stream: &Stream, ids: &[RoutedId]) {
     live.trim();
-    for _ in 0..LINGERS_MAX {
-        tokio::time::sleep(LINGER).await;
-        if stream.is_delivered() || live.ended.is_set() {
-            break;
-        }
+    tokio::select! {
+        () = stream.delivered() => {}
+        () = tokio::time::sleep(UNDELIVERED_MAX) => {}
+        () = live.ended.wait() => {}
     }
+    for id in ids {
+        live.link.settle(id);
+    }
+    tokio::time::sleep(LINGER).await;
     live.let_go(stream.id());
 }
 
@@ -306,7 +324,7 @@ fn progress_value(message: &[u8], envelope: &Envelope) -> Option<f64> {
 
 /// The longest that a call may take.
 const CALL_MAX: Duration = Duration::from_hours(24);
-/// How long a finished stream is kept after it was delivered, and how often that is looked at.
+/// How long an answer is kept that nobody has taken: for a machine that sleeps over night.
+const UNDELIVERED_MAX: Duration = Duration::from_hours(24);
+/// How long a finished stream is kept after it was delivered.
 const LINGER: Duration = Duration::from_mins(1);
-/// How many times that an answer is kept that nobody has taken: a day, for a machine that sleeps over night.
-const LINGERS_MAX: u32 = 24 * 60;
