@@ -49,7 +49,6 @@ mod spawn;
 mod start;
 mod stream;
 mod table;
-mod vigil;
 
 /// One client session's way to a stdio server.
 pub(crate) struct Child {
@@ -103,7 +102,8 @@ impl Child {
             let spawned_at = Timestamp::from_unix_millis(held.spawned_at_unix_ms);
             let told = past.record.is_some_and(|record| record.told && record.saved_at >= spawned_at);
             let parts = (upstreams, &destination);
-            let (running, pump) = Running::start(parts, &notices, custody, (held.child, held.events), true);
+            let handed_over = (held.child, &held.open[..], held.events);
+            let (running, pump) = Running::start(parts, &notices, custody, handed_over);
             if told {
                 running.mark_initialized();
             }
@@ -144,11 +144,8 @@ impl Child {
                 }
                 return Err(self.protocol("two calls have the same id"));
             };
-            match running.write(call.message.clone()).await {
-                Ok(number) => {
-                    waiting.frame = Some(number);
-                    return Ok(waiting);
-                }
+            match running.write_call(&mut waiting, call.message.clone()).await {
+                Ok(()) => return Ok(waiting),
                 Err(WriteError::Gone) => self.settle_end(&running).await?,
                 Err(error @ (WriteError::TooLong | WriteError::LineEnd)) => {
                     return Err(self.protocol(&format!("the request can't be written: {error}")));
@@ -195,21 +192,20 @@ impl Child {
     }
 
     pub(crate) fn rejoin(self: &Arc<Self>, id: &RoutedId) -> Option<Answer> {
-        let raw = Bytes::from(id.encode());
+        if id.stream.epoch >= self.upstreams.parts.epoch {
+            return None;
+        }
         let (running, previous) = {
             let state = lock(&self.state);
             (state.current.as_ref().map(|current| Arc::clone(&current.running))?, state.previous.clone())
         };
-        let parked = running.take_parked(&raw).or_else(|| previous?.take_parked(&raw));
-        if let Some(answer) = parked {
-            return Some(Answer::Whole(answer));
-        }
-        if !running.adopted || id.stream.epoch >= self.upstreams.parts.epoch {
-            return None;
-        }
-        let waiting = running.register(Registration { id: raw, may_stream: true })?;
-        let stream = ChildStream::rejoined(Arc::clone(self), waiting);
-        Some(Answer::Stream(AnswerStream(Way::Child(Box::new(stream)))))
+        Some(match running.rejoin(id).or_else(|| previous?.rejoin(id))? {
+            Ok(answer) => Answer::Whole(answer),
+            Err(waiting) => {
+                let stream = ChildStream::rejoined(Arc::clone(self), waiting);
+                Answer::Stream(AnswerStream(Way::Child(Box::new(stream))))
+            }
+        })
     }
 
     /// See [`Link::settle`](crate::Link::settle).
@@ -217,7 +213,7 @@ impl Child {
         let state = lock(&self.state);
         let current = state.current.as_ref().map(|current| &current.running);
         for running in current.into_iter().chain(state.previous.as_ref()) {
-            running.settle(id);
+            running.settle(id.stream);
         }
     }
 
@@ -240,12 +236,15 @@ impl Child {
 
     /// Ends the link; with `delete`, the process too.
     pub(crate) async fn end(&self, delete: bool) {
-        let current = {
+        let (current, previous) = {
             let mut state = lock(&self.state);
             state.kept.ended = true;
-            state.current.take_if(|_| delete)
+            (state.current.take_if(|_| delete), state.previous.take_if(|_| delete))
         };
+        // Nobody comes back to a session that is over.
+        previous.inspect(|previous| previous.settle_all());
         if let Some(current) = current {
+            current.running.settle_all();
             current.running.custody.stop(current.running.id, self.server().stop_grace).await;
         } else if let Some(current) = &lock(&self.state).current {
             current.release();
@@ -282,12 +281,6 @@ impl Child {
     fn unknown(&self, cause: Box<str>) -> Failure {
         Upstreams::count(&self.upstreams.counters.unknown);
         Failure::OutcomeUnknown { server: self.server().name.clone(), cause }
-    }
-
-    /// Nothing came of a call of an earlier worker.
-    fn silent(&self) -> Failure {
-        let minutes = vigil::SILENCE_MAX.as_secs() / 60;
-        self.unknown(format!("its process is alive and has said nothing of the call for {minutes} minutes").into())
     }
 
     fn unreachable(&self, cause: Box<str>) -> Failure {

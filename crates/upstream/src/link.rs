@@ -138,9 +138,11 @@ impl Link {
         }
     }
 
-    /// The answer to a call that an earlier worker sent to a child: one that is parked here, or one still to come (R1a,
-    /// C8). `None` if there can be none. Whether the call has reached the child is not known; if the child answers a `ping`
-    /// and is silent about the call for ten minutes, it is [`Failure::OutcomeUnknown`].
+    /// The answer to a call that an earlier worker handed to a child: one that has come, or one still to come (R1a, C8).
+    ///
+    /// `None` at once if there can be none: the call never reached the keeper, was [settled](Self::settle), or its answer
+    /// had to be let go. The answer, or the end of the child, ends the wait for any other. An answer that was given out
+    /// whole is given out again until the call is settled.
     pub fn rejoin(&self, id: &RoutedId) -> Option<Answer> {
         match &self.0 {
             Way::Http(_) => None,

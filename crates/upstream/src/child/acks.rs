@@ -1,129 +1,208 @@
-//! Which frames of a child the keeper need not keep any more.
+//! Which frames of a child the keeper need not keep any more, and which calls it need not name.
 //!
-//! A frame is released when it was delivered and a little more: whoever got it may need a moment to hand it on, and a
-//! worker that is killed in that moment must leave it in custody. So a frame goes at the second tick after its delivery.
-//! If much is outstanding it goes at once, since the keeper stops reading a child with too much of it.
+//! What is dealt with is let go of a little later: whoever got it may need a moment to hand it on, and a worker that is
+//! killed in that moment must leave it in custody. So it goes at the second tick. If much is outstanding it goes sooner,
+//! since the keeper stops reading a child with too much of it.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use mainstay_keeper::{CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, CallTag, OPEN_CALLS_MAX};
 
 /// The frames that are not acknowledged yet.
 #[derive(Debug, Default)]
 pub(super) struct Acks {
-    /// In order of their numbers: undelivered ones, and delivered ones behind them.
-    frames: VecDeque<Frame>,
-    /// Everything up to here is delivered.
-    delivered_through: u64,
-    /// What `delivered_through` was at the last tick.
-    ripe_through: u64,
-    acknowledged: u64,
-    /// Bytes delivered and not acknowledged.
-    delivered_bytes: usize,
-    /// Bytes arrived and not delivered, those behind an undelivered frame included.
+    /// Frames that are not dealt with.
+    frames: BTreeMap<u64, Frame>,
     held_bytes: usize,
+    /// Dealt with since the last tick.
+    fresh: Release,
+    /// Dealt with before the last tick.
+    ripe: Release,
 }
 
 #[derive(Debug)]
 struct Frame {
-    number: u64,
     bytes: usize,
-    delivered: bool,
+    /// How many of its messages are not dealt with: one, but in a batch.
+    parts: usize,
+}
+
+/// What the keeper is to let go of.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Release {
+    /// Calls that are settled. To be said before the frames are acknowledged.
+    pub(super) calls: Vec<CallTag>,
+    frames: Vec<u64>,
+    bytes: usize,
 }
 
 impl Acks {
-    /// A frame has come. Numbers rise.
+    /// A frame has come.
     pub(super) fn arrived(&mut self, number: u64, bytes: usize) {
-        self.frames.push_back(Frame { number, bytes, delivered: false });
+        self.frames.insert(number, Frame { bytes, parts: 1 });
         self.held_bytes += bytes;
     }
 
-    /// A frame is where it belongs, or nowhere. Returns what is to be acknowledged at once, if much is outstanding.
-    pub(super) fn delivered(&mut self, number: u64) -> Option<u64> {
-        if let Ok(index) = self.frames.binary_search_by_key(&number, |frame| frame.number) {
-            self.frames[index].delivered = true;
+    /// The frame turns out to have so many messages, each of which is dealt with by itself.
+    pub(super) fn split(&mut self, number: u64, parts: usize) {
+        if let Some(frame) = self.frames.get_mut(&number) {
+            frame.parts = parts;
         }
-        while let Some(frame) = self.frames.pop_front_if(|frame| frame.delivered) {
-            self.delivered_through = frame.number;
-            self.delivered_bytes += frame.bytes;
+    }
+
+    /// A message of the frame is where it belongs, or nowhere.
+    pub(super) fn delivered(&mut self, number: u64) {
+        let Some(frame) = self.frames.get_mut(&number) else { return };
+        frame.parts = frame.parts.saturating_sub(1);
+        if frame.parts == 0
+            && let Some(frame) = self.frames.remove(&number)
+        {
             self.held_bytes -= frame.bytes;
+            self.fresh.bytes += frame.bytes;
+            self.fresh.frames.push(number);
         }
-        let urgent = self.delivered_bytes > URGENT_BYTES;
-        if urgent { self.acknowledge(self.delivered_through) } else { None }
     }
 
-    /// Time has passed. Returns what is to be acknowledged now.
-    pub(super) fn tick(&mut self) -> Option<u64> {
-        let ripe = self.ripe_through;
-        self.ripe_through = self.delivered_through;
-        self.acknowledge(ripe)
+    /// Nobody will ask for the call any more.
+    pub(super) fn settled(&mut self, call: CallTag) {
+        self.fresh.calls.push(call);
     }
 
-    /// Everything delivered, at the end.
-    pub(super) fn flush(&mut self) -> Option<u64> {
-        self.acknowledge(self.delivered_through)
+    /// Time has passed. Returns what is to be let go now.
+    pub(super) fn tick(&mut self) -> Release {
+        std::mem::replace(&mut self.ripe, std::mem::take(&mut self.fresh))
+    }
+
+    /// What is to be let go without waiting for a tick, the older first, because there is too much of it.
+    pub(super) fn overflow(&mut self) -> Release {
+        let mut release = Release::default();
+        for _ in 0..2 {
+            if self.is_much() {
+                release.append(self.tick());
+            }
+        }
+        release
+    }
+
+    /// Everything that is dealt with, at the end.
+    pub(super) fn flush(&mut self) -> Release {
+        let mut release = self.tick();
+        release.append(self.tick());
+        release
     }
 
     /// Whether anything waits for a tick.
     pub(super) fn is_due(&self) -> bool {
-        self.acknowledged < self.delivered_through
+        !self.fresh.is_empty() || !self.ripe.is_empty()
     }
 
-    /// Whether nothing is kept any more.
+    /// Whether every frame is dealt with.
     pub(super) fn is_settled(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// How many frames and bytes an undelivered frame holds up.
+    /// How many frames and bytes are not dealt with.
     pub(super) fn held(&self) -> (usize, usize) {
         (self.frames.len(), self.held_bytes)
     }
 
-    fn acknowledge(&mut self, through: u64) -> Option<u64> {
-        if through <= self.acknowledged {
-            return None;
-        }
-        self.acknowledged = through;
-        if through == self.delivered_through {
-            self.delivered_bytes = 0;
-        }
-        Some(through)
+    fn is_much(&self) -> bool {
+        self.fresh.bytes + self.ripe.bytes > URGENT_BYTES
+            || self.fresh.frames.len() + self.ripe.frames.len() > URGENT_FRAMES
+            || self.fresh.calls.len() + self.ripe.calls.len() > URGENT_CALLS
     }
 }
 
-/// Delivered bytes above which there is no waiting.
-const URGENT_BYTES: usize = 1024 * 1024;
+impl Release {
+    /// Whether there is nothing to say.
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls.is_empty() && self.frames.is_empty()
+    }
+
+    /// The frames, neighbours together.
+    pub(super) fn frames(mut self) -> Vec<RangeInclusive<u64>> {
+        self.frames.sort_unstable();
+        let mut ranges: Vec<RangeInclusive<u64>> = Vec::new();
+        for number in self.frames {
+            match ranges.last_mut() {
+                Some(last) if *last.end() + 1 == number => *last = *last.start()..=number,
+                Some(_) | None => ranges.push(number..=number),
+            }
+        }
+        ranges
+    }
+
+    fn append(&mut self, mut later: Self) {
+        self.calls.append(&mut later.calls);
+        self.frames.append(&mut later.frames);
+        self.bytes += later.bytes;
+    }
+}
+
+/// What may wait for a tick. With it, and with what [`Table`](super::table::Table) lets stand, the keeper's bounds are
+/// not reached.
+const URGENT_BYTES: usize = CUSTODY_BYTES_MAX / 4;
+const URGENT_FRAMES: usize = CUSTODY_FRAMES_MAX / 4;
+const URGENT_CALLS: usize = OPEN_CALLS_MAX / 4;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn release(calls: &[CallTag], frames: &[u64], bytes: usize) -> Release {
+        Release { calls: calls.to_vec(), frames: frames.to_vec(), bytes }
+    }
+
     #[test]
-    fn c8_a_frame_is_acknowledged_at_the_second_tick_after_its_delivery() {
+    fn c8_a_frame_is_let_go_at_the_second_tick_after_its_delivery() {
         let mut acks = Acks::default();
         acks.arrived(1, 10);
-        assert_eq!((acks.tick(), acks.is_due()), (None, false));
-        assert_eq!((acks.delivered(1), acks.is_due()), (None, true));
-        assert_eq!((acks.tick(), acks.is_due()), (None, true));
-        assert_eq!((acks.tick(), acks.is_due()), (Some(1), false));
-        assert_eq!(acks.tick(), None);
+        assert_eq!((acks.tick(), acks.is_due()), (Release::default(), false));
+        acks.delivered(1);
+        assert!(acks.is_due() && acks.is_settled());
+        assert_eq!((acks.tick(), acks.is_due()), (Release::default(), true));
+        assert_eq!((acks.tick(), acks.is_due()), (release(&[], &[1], 10), false));
+        assert_eq!(acks.tick(), Release::default());
     }
 
     #[test]
-    fn c8_nothing_behind_an_undelivered_frame_is_acknowledged() {
+    fn r4_a_frame_that_is_not_dealt_with_holds_up_no_other() {
         let mut acks = Acks::default();
-        (4..=6).for_each(|number| acks.arrived(number, 1));
-        assert_eq!((acks.delivered(6), acks.delivered(4)), (None, None));
-        assert_eq!((acks.tick(), acks.tick(), acks.tick()), (None, Some(4), None));
-        assert_eq!(acks.held(), (2, 2));
-        assert_eq!(acks.delivered(5), None);
-        assert_eq!((acks.flush(), acks.is_settled(), acks.held()), (Some(6), true, (0, 0)));
+        (4..=7).for_each(|number| acks.arrived(number, 1));
+        [7, 4, 6].into_iter().for_each(|number| acks.delivered(number));
+        assert_eq!(acks.held(), (1, 1));
+        assert_eq!(acks.flush().frames(), [4..=4, 6..=7]);
+        acks.delivered(5);
+        acks.delivered(5);
+        assert_eq!((acks.flush().frames(), acks.is_settled()), (vec![5..=5], true));
     }
 
     #[test]
-    fn much_is_acknowledged_at_once() {
+    fn r4_the_frame_of_a_batch_stays_until_each_of_its_messages_is_dealt_with() {
         let mut acks = Acks::default();
-        acks.arrived(1, URGENT_BYTES);
-        acks.arrived(2, 1);
-        assert_eq!((acks.delivered(1), acks.delivered(2)), (None, Some(2)));
-        assert_eq!((acks.tick(), acks.is_due()), (None, false));
+        acks.arrived(1, 9);
+        acks.split(1, 2);
+        acks.delivered(1);
+        assert_eq!((acks.flush(), acks.held()), (Release::default(), (1, 9)));
+        acks.delivered(1);
+        assert_eq!(acks.flush(), release(&[], &[1], 9));
+    }
+
+    #[test]
+    fn much_is_let_go_at_once_and_the_older_first() {
+        let mut acks = Acks::default();
+        for number in 1..=3 {
+            acks.arrived(number, URGENT_BYTES / 2 + 1);
+        }
+        acks.delivered(1);
+        assert_eq!((acks.overflow(), acks.tick()), (Release::default(), Release::default()));
+        acks.delivered(2);
+        assert_eq!(acks.overflow(), release(&[], &[1], URGENT_BYTES / 2 + 1));
+        acks.delivered(3);
+        assert_eq!(acks.overflow(), release(&[], &[2], URGENT_BYTES / 2 + 1));
+        let tag = CallTag::from_bytes([1; 16]);
+        (0..=URGENT_CALLS).for_each(|_| acks.settled(tag));
+        assert_eq!((acks.overflow().calls.len(), acks.is_due()), (URGENT_CALLS + 1, false));
     }
 }

@@ -9,17 +9,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use mainstay_core::call::RoutedId;
+use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::wire::envelope::{self, Envelope, Kind};
 use mainstay_keeper::client::{ChildEvent, Custody, WriteError};
-use mainstay_keeper::{ChildId, Exit};
+use mainstay_keeper::{CallTag, ChildId, Exit};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, MissedTickBehavior};
 
+use super::acks::Release;
 use super::end::End;
 use super::oversize::{self, Lost};
-use super::slot::{Delivery, Slot};
-use super::table::{Entry, Owner, Table};
+use super::slot::Delivery;
+use super::table::{Owner, Place, Rejoined, Table, tag_of};
 use crate::notice::{Notice, Notices};
 use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
@@ -32,8 +33,6 @@ pub(super) struct Running {
     pub(super) started_at: Instant,
     /// Whether it was told `initialized`.
     pub(super) initialized: AtomicBool,
-    /// Whether an earlier worker started it.
-    pub(super) adopted: bool,
     /// Whether its end was counted as one of those that delay the next start.
     pub(super) counted: AtomicBool,
     upstreams: Arc<Upstreams>,
@@ -41,7 +40,7 @@ pub(super) struct Running {
     notices: Arc<Notices>,
     table: Mutex<Table>,
     exited: Notify,
-    /// Told when there is something to acknowledge in a while.
+    /// Told when there is something to let go of in a while.
     due: Notify,
 }
 
@@ -66,20 +65,18 @@ impl Running {
         (upstreams, destination): (&Arc<Upstreams>, &Arc<Destination>),
         notices: &Arc<Notices>,
         custody: Custody,
-        (id, events): (ChildId, mpsc::Receiver<ChildEvent>),
-        adopted: bool,
+        (id, open, events): (ChildId, &[CallTag], mpsc::Receiver<ChildEvent>),
     ) -> (Arc<Self>, tokio::task::AbortHandle) {
         let running = Arc::new(Self {
             id,
             custody,
             started_at: Instant::now(),
             initialized: AtomicBool::new(false),
-            adopted,
             counted: AtomicBool::new(false),
             upstreams: Arc::clone(upstreams),
             destination: Arc::clone(destination),
             notices: Arc::clone(notices),
-            table: Mutex::default(),
+            table: Mutex::new(Table::of(open)),
             exited: Notify::new(),
             due: Notify::new(),
         });
@@ -89,38 +86,31 @@ impl Running {
 
     /// Waits for the answer to `registration`. `None` if the child has ended or the id is taken.
     pub(super) fn register(self: &Arc<Self>, registration: Registration) -> Option<Waiting> {
-        let key: Box<str> = wire::id_text(&registration.id).into();
-        let stream = RoutedId::decode(&registration.id).map(|routed| routed.stream);
-        let mut table = lock(&self.table);
-        if table.end.is_some() || table.pending.contains_key(&key) {
-            return None;
-        }
-        table.registered += 1;
-        let slot = Arc::new(Slot::default());
-        let Registration { id, may_stream } = registration;
-        let entry = Entry { slot: Arc::clone(&slot), order: table.registered, may_stream, stream, id };
-        table.pending.insert(key.clone(), entry);
-        Some(Waiting { running: Arc::clone(self), slot, key, frame: None })
+        let place = lock(&self.table).register(registration.id, registration.may_stream)?;
+        Some(self.waiting(place))
     }
 
-    /// The parked answer to a call of an earlier worker.
-    pub(super) fn take_parked(&self, id: &[u8]) -> Option<Bytes> {
-        let mut table = lock(&self.table);
-        let (number, bytes) = table.parked.take(&wire::id_text(id))?;
-        let through = table.acks.delivered(number);
-        drop(table);
-        self.acknowledge(through);
-        Some(bytes)
+    /// The call of an earlier worker: its answer, or a wait for it. `None` if no answer can come.
+    pub(super) fn rejoin(self: &Arc<Self>, id: &RoutedId) -> Option<Result<Bytes, Waiting>> {
+        let rejoined = lock(&self.table).rejoin(id)?;
+        Some(match rejoined {
+            Rejoined::Answered(bytes) => Ok(bytes),
+            Rejoined::Waiting(place) => Err(self.waiting(place)),
+        })
     }
 
-    /// Nothing of the call need be kept any more.
-    pub(super) fn settle(&self, id: &RoutedId) {
-        let mut table = lock(&self.table);
-        let parked = table.parked.take(&wire::id_text(&id.encode()));
-        let through = parked.and_then(|(number, _)| table.acks.delivered(number));
-        drop(table);
-        self.acknowledge(through);
-        self.due.notify_one();
+    fn waiting(self: &Arc<Self>, place: Place) -> Waiting {
+        Waiting { running: Arc::clone(self), frame: None, place, done: false }
+    }
+
+    /// Nobody will ask for the call any more.
+    pub(super) fn settle(&self, call: StreamId) {
+        self.change(|table| table.settle(call));
+    }
+
+    /// Nobody will ask for any call any more.
+    pub(super) fn settle_all(&self) {
+        self.change(Table::settle_all);
     }
 
     pub(super) fn end(&self) -> Option<End> {
@@ -147,11 +137,14 @@ impl Running {
         self.custody.write(self.id, envelope::one_line(message)).await
     }
 
-    /// A frame was handed on.
-    pub(super) fn delivered(&self, number: u64) {
-        let through = lock(&self.table).acks.delivered(number);
-        self.acknowledge(through);
-        self.due.notify_one();
+    /// Writes the message of a call, which stays in custody until it is settled.
+    pub(super) async fn write_call(&self, waiting: &mut Waiting, message: Bytes) -> Result<(), WriteError> {
+        let number = match waiting.place.call {
+            Some(call) => self.custody.write_call(self.id, tag_of(call), envelope::one_line(message)).await?,
+            None => self.write(message).await?,
+        };
+        waiting.frame = Some(number);
+        Ok(())
     }
 
     pub(super) fn is_initialized(&self) -> bool {
@@ -164,13 +157,29 @@ impl Running {
 
     /// Lets the keeper drop what was handed on already.
     pub(super) fn flush(&self) {
-        let through = lock(&self.table).acks.flush();
-        self.acknowledge(through);
+        let release = lock(&self.table).acks.flush();
+        self.let_go(release);
     }
 
-    fn acknowledge(&self, through: Option<u64>) {
-        if let Some(through) = through {
-            self.custody.acknowledge(self.id, 0..=through);
+    /// Changes what is kept, and sees to it that not too much is.
+    fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
+        let mut table = lock(&self.table);
+        let changed = change(&mut table);
+        let (release, is_due) = (table.acks.overflow(), table.is_due());
+        drop(table);
+        self.let_go(release);
+        if is_due {
+            self.due.notify_one();
+        }
+        changed
+    }
+
+    fn let_go(&self, release: Release) {
+        if !release.calls.is_empty() {
+            self.custody.settle(self.id, &release.calls);
+        }
+        for frames in release.frames() {
+            self.custody.acknowledge(self.id, frames);
         }
     }
 
@@ -194,7 +203,7 @@ impl Running {
             match event {
                 Some(ChildEvent::Frame { number, bytes }) => self.take_frame(number, bytes).await,
                 Some(ChildEvent::Oversize { number, head, tail, bytes }) => {
-                    lock(&self.table).acks.arrived(number, head.len() + tail.len());
+                    self.arrived(number, head.len() + tail.len());
                     self.take_oversize(number, (&head, &tail), bytes);
                 }
                 // A frame that is taken is sent, as far as anybody here can say; the exit tells more.
@@ -221,28 +230,32 @@ impl Running {
     }
 
     fn tick(&self) {
-        let mut table = lock(&self.table);
-        table.drop_parked(Instant::now());
-        let through = table.acks.tick();
-        drop(table);
-        self.acknowledge(through);
+        let release = lock(&self.table).tick();
+        self.let_go(release);
     }
 
     fn finish(&self, exit: Option<Exit>) {
         let server = &self.destination.server.name;
         tracing::info!(%server, child = %self.id, exit = ?exit, "child ended");
-        let mut table = lock(&self.table);
-        table.end = Some(End { exit, at: Instant::now() });
-        for (_, entry) in table.pending.drain() {
-            entry.slot.push(Delivery::Gone);
-        }
-        drop(table);
+        lock(&self.table).finish(End { exit, at: Instant::now() });
         self.exited.notify_waiters();
+    }
+
+    /// Takes a frame into account. The child must never wait for answers that nobody takes.
+    fn arrived(&self, number: u64, bytes: usize) {
+        let let_go = self.change(|table| {
+            table.acks.arrived(number, bytes);
+            table.relieve()
+        });
+        if let_go > 0 {
+            let server = &self.destination.server.name;
+            tracing::warn!(%server, child = %self.id, let_go, "too many answers wait for their clients; the oldest are let go");
+        }
     }
 
     async fn take_frame(self: &Arc<Self>, number: u64, bytes: Bytes) {
         let bytes_max = self.destination.server.message_bytes_max;
-        lock(&self.table).acks.arrived(number, bytes.len());
+        self.arrived(number, bytes.len());
         if bytes.len() > bytes_max {
             let edge = bytes.len().min(EDGE_BYTES);
             let (head, tail) = (&bytes[..edge], &bytes[bytes.len() - edge..]);
@@ -253,11 +266,12 @@ impl Running {
             // A batch is of 2025-03-26 only; its members share one frame.
             Err(_) => match envelope::batch(&bytes) {
                 Ok(Some(spans)) => {
+                    lock(&self.table).acks.split(number, spans.len());
                     for span in spans {
                         let part = bytes.slice(span);
-                        if let Ok(scanned) = envelope::scan(&part) {
-                            let aftermath = self.route(number, &scanned, part);
-                            self.after(aftermath).await;
+                        match envelope::scan(&part) {
+                            Ok(scanned) => self.after(self.route(number, &scanned, part)).await,
+                            Err(_) => self.delivered(number),
                         }
                     }
                     Aftermath::Nothing
@@ -274,14 +288,19 @@ impl Running {
         self.after(aftermath).await;
     }
 
-    /// Finds the owner of a message. Frames that go to a slot are delivered when they are taken out of it.
+    /// A message of the frame is dealt with.
+    fn delivered(&self, number: u64) {
+        self.change(|table| table.acks.delivered(number));
+    }
+
+    /// Finds the owner of a message. Frames that go to a slot are delivered when they are taken out of it, but answers
+    /// that later workers can be asked for.
     fn route(&self, number: u64, scanned: &Envelope, bytes: Bytes) -> Aftermath {
         let mut table = lock(&self.table);
         let aftermath = match wire::sort(scanned, &bytes) {
             Sort::Ping => Aftermath::Reply(wire::pong(wire::id_of(scanned, &bytes).unwrap_or_default())),
             Sort::Response => {
-                let placed = table.place_response(number, scanned, &bytes, self.upstreams.parts.epoch);
-                if placed {
+                if table.place_response(number, scanned, &bytes, self.upstreams.parts.epoch) {
                     return Aftermath::Nothing;
                 }
                 tracing::debug!(server = %self.destination.server.name, "an answer to nobody; dropped");
@@ -296,9 +315,8 @@ impl Running {
                 Owner::Nobody => Aftermath::Nothing,
             },
         };
-        let through = table.acks.delivered(number);
         drop(table);
-        self.acknowledge(through);
+        self.delivered(number);
         aftermath
     }
 
@@ -325,14 +343,6 @@ impl Running {
         }
     }
 
-    /// Asks the child for a sign of life, of which the place waits for the answer. `None` if the child has ended.
-    pub(super) fn ping(self: &Arc<Self>) -> Option<Waiting> {
-        let id = self.upstreams.own_id();
-        let waiting = self.register(Registration { id: id.clone(), may_stream: false })?;
-        self.reply(envelope::request_message(&id, "ping", None).into());
-        Some(waiting)
-    }
-
     /// Writes beside whatever else goes on: the task that reads must not wait for a full stdin.
     fn reply(self: &Arc<Self>, message: Bytes) {
         let running = Arc::clone(self);
@@ -341,38 +351,37 @@ impl Running {
 
     fn take_oversize(&self, number: u64, (head, tail): (&[u8], &[u8]), bytes: u64) {
         let server = &self.destination.server.name;
-        let mut table = lock(&self.table);
-        match oversize::identify(head, tail, |id| table.pending.contains_key(id)) {
-            Lost::AnswerTo(id) => {
-                if let Some(entry) = table.pending.remove(&id) {
-                    entry.slot.push(Delivery::Oversize);
+        self.change(|table| {
+            let lost = oversize::identify(head, tail, |id| table.awaits(id));
+            match lost {
+                Lost::AnswerTo(_) => {}
+                Lost::Unasked => tracing::warn!(%server, child = %self.id, bytes, "a message was too large; dropped"),
+                Lost::Unknown => {
+                    tracing::warn!(%server, child = %self.id, bytes, "an answer was too large to find its call; all fail");
                 }
             }
-            Lost::Unasked => tracing::warn!(%server, child = %self.id, bytes, "a message was too large; dropped"),
-            // Whose answer it was can't be told, and nobody may wait for it for ever.
-            Lost::Unknown => {
-                tracing::warn!(%server, child = %self.id, bytes, "an answer was too large to find its call; all fail");
-                table.pending.drain().for_each(|(_, entry)| entry.slot.push(Delivery::Oversize));
-            }
-        }
-        let through = table.acks.delivered(number);
-        drop(table);
-        self.acknowledge(through);
+            table.place_lost(&lost);
+            table.acks.delivered(number);
+        });
     }
 }
 
-/// A call's place in the table. Dropping it gives up whatever still comes.
+/// A call's place in the table. Dropping it gives up whatever still comes; if the answer was not taken until then, the call
+/// is settled.
 pub(super) struct Waiting {
     pub(super) running: Arc<Running>,
     pub(super) frame: Option<u64>,
-    slot: Arc<Slot>,
-    key: Box<str>,
+    place: Place,
+    /// Whether nothing more can come.
+    done: bool,
 }
 
 impl Waiting {
-    /// What comes next for the call. Cancel-safe; what is taken counts as delivered.
+    /// What comes next for the call. Cancel-safe; what is taken counts as delivered, but for the answer to a call that
+    /// later workers can be asked for: that call must be settled.
     pub(super) async fn next(&mut self) -> Delivery {
-        let delivery = self.slot.next().await;
+        let delivery = self.place.slot.next().await;
+        self.done |= matches!(delivery, Delivery::Response { .. } | Delivery::Oversize);
         if let Some(number) = delivery.number() {
             self.running.delivered(number);
         }
@@ -382,18 +391,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let mut table = lock(&self.running.table);
-        // The key may be another call's by now, in theory.
-        if table.pending.get(&self.key).is_some_and(|entry| Arc::ptr_eq(&entry.slot, &self.slot)) {
-            table.pending.remove(&self.key);
-        }
-        let mut through = None;
-        for number in self.slot.close() {
-            through = table.acks.delivered(number).or(through);
-        }
-        drop(table);
-        self.running.acknowledge(through);
-        self.running.due.notify_one();
+        self.running.change(|table| table.leave(&self.place, self.done));
     }
 }
 

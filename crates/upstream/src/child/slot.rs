@@ -17,7 +17,8 @@ pub(super) enum Delivery {
     },
     Response {
         bytes: Bytes,
-        number: u64,
+        /// `None` if the frame stays in custody until the call is settled.
+        number: Option<u64>,
     },
     /// The answer was too large.
     Oversize,
@@ -29,7 +30,8 @@ impl Delivery {
     /// The frame that is delivered by it.
     pub(super) fn number(&self) -> Option<u64> {
         match self {
-            Self::Message { number, .. } | Self::Response { number, .. } => Some(*number),
+            Self::Message { number, .. } => Some(*number),
+            Self::Response { number, .. } => *number,
             Self::Oversize | Self::Gone => None,
         }
     }

@@ -155,6 +155,18 @@ mod tests {
     }
 
     #[test]
+    fn what_the_gateway_can_not_do_is_no_fault_of_the_server() {
+        let of = |failure| SpawnError::Failed { failure, detail: "could not write its record: no space".to_owned() };
+        for own in [SpawnFailure::Keeper, SpawnFailure::TooMany] {
+            let failure = failure(&server(&[]), &of(own));
+            assert!(matches!(failure, Failure::Gateway { .. }), "{failure}");
+            assert_eq!(failure.outcome(), crate::failure::Outcome::NotDispatched);
+            assert!(failure.to_string().starts_with("the gateway can't start server `srv` for now: "), "{failure}");
+        }
+        assert!(failure(&server(&[]), &of(SpawnFailure::System)).is_unreachable());
+    }
+
+    #[test]
     fn c4_children_that_do_not_stay_up_start_ever_later() {
         let pauses: Vec<u64> = (0..12).map(|failures| respawn_pause(failures).as_secs()).collect();
         assert_eq!(pauses, [0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]);

@@ -70,7 +70,7 @@ impl Child {
         let spawned = custody.spawn(request).await.map_err(|error| spawn::failure(self.server(), &error))?;
         let parts = (&self.upstreams, &self.destination);
         let (running, pump) =
-            Running::start(parts, &self.notices, custody.clone(), (spawned.child, spawned.events), false);
+            Running::start(parts, &self.notices, custody.clone(), (spawned.child, &[], spawned.events));
         tracing::info!(server = %self.server().name, session = ?key, child = %running.id, "child started");
         // The bound is absolute: whatever the process sends meanwhile does not extend it.
         let deadline = Instant::now() + self.server().handshake_bound;
@@ -188,8 +188,8 @@ impl Child {
         let Some(mut waiting) = running.register(Registration { id: id.clone(), may_stream: false }) else {
             return Err(self.exited(&running.ended().await));
         };
-        match running.write(message).await {
-            Ok(number) => waiting.frame = Some(number),
+        match running.write_call(&mut waiting, message).await {
+            Ok(()) => {}
             Err(WriteError::Gone) => return Err(self.exited(&running.ended().await)),
             Err(error @ (WriteError::TooLong | WriteError::LineEnd)) => {
                 return Err(self.protocol(&format!("the request can't be written: {error}")));

@@ -9,7 +9,6 @@ use bytes::Bytes;
 use super::end::End;
 use super::running::Waiting;
 use super::slot::Delivery;
-use super::vigil::Vigil;
 use super::{Child, Tries};
 use crate::call::{Call, Incoming};
 use crate::failure::Failure;
@@ -26,8 +25,8 @@ pub(crate) struct ChildStream {
 /// Who sent the call.
 enum Asked {
     Here(Arc<Call>),
-    /// An earlier worker: it is never sent again, and perhaps never was. The `ping` that goes with it, if it went.
-    Earlier(Vigil, Option<Waiting>),
+    /// An earlier worker: it is never sent again.
+    Earlier,
 }
 
 enum Phase {
@@ -42,10 +41,9 @@ impl ChildStream {
         Self::of(child, Asked::Here(Arc::new(call)), waiting)
     }
 
-    /// Of a call that an earlier worker sent, if it did.
+    /// Of a call that an earlier worker sent.
     pub(super) fn rejoined(child: Arc<Child>, waiting: Waiting) -> Self {
-        let ping = waiting.running.ping();
-        Self::of(child, Asked::Earlier(Vigil::default(), ping), waiting)
+        Self::of(child, Asked::Earlier, waiting)
     }
 
     fn of(child: Arc<Child>, asked: Asked, waiting: Waiting) -> Self {
@@ -69,28 +67,24 @@ impl ChildStream {
                     self.phase = Phase::Over;
                     self.phase = Phase::Waiting(sent?);
                 }
-                Phase::Waiting(waiting) => match self.asked.next(waiting).await {
-                    Some(Delivery::Message { bytes, .. }) => return Ok(Incoming::Message(bytes)),
-                    Some(Delivery::Response { bytes, .. }) => {
+                Phase::Waiting(waiting) => match waiting.next().await {
+                    Delivery::Message { bytes, .. } => return Ok(Incoming::Message(bytes)),
+                    Delivery::Response { bytes, .. } => {
                         self.phase = Phase::Over;
                         if let Asked::Here(call) = &self.asked {
                             self.child.observe(call, &bytes);
                         }
                         return Ok(Incoming::Response(bytes));
                     }
-                    Some(Delivery::Oversize) => {
+                    Delivery::Oversize => {
                         self.phase = Phase::Over;
                         return Err(self.child.oversize());
                     }
-                    Some(Delivery::Gone) => {
+                    Delivery::Gone => {
                         let frame = waiting.frame;
                         let end = waiting.running.ended().await;
                         self.phase = Phase::Over;
                         self.send_again(&end, frame)?;
-                    }
-                    None => {
-                        self.phase = Phase::Over;
-                        return Err(self.child.silent());
                     }
                 },
             }
@@ -105,29 +99,4 @@ impl ChildStream {
         self.phase = Phase::Sending(Box::pin(async move { child.place(&call).await }));
         Ok(())
     }
-}
-
-impl Asked {
-    /// What comes next; `None` if nothing will, as far as anybody can say. Cancel-safe.
-    async fn next(&mut self, waiting: &mut Waiting) -> Option<Delivery> {
-        match self {
-            Self::Here(_) => Some(waiting.next().await),
-            Self::Earlier(vigil, ping) => vigil.next(waiting.next(), answered(ping)).await,
-        }
-    }
-}
-
-/// Resolves once the child has answered the `ping`; never, if it has ended.
-async fn answered(ping: &mut Option<Waiting>) {
-    while let Some(waiting) = ping {
-        match waiting.next().await {
-            Delivery::Response { .. } | Delivery::Oversize => {
-                *ping = None;
-                return;
-            }
-            Delivery::Message { .. } => {}
-            Delivery::Gone => *ping = None,
-        }
-    }
-    std::future::pending().await
 }

@@ -1,15 +1,19 @@
-//! Who waits for what a child writes. No waiting and no IO: only who gets which frame.
+//! Who waits for what a child writes, and what of it must stay in custody. No waiting and no IO.
+//!
+//! A call is open from the moment that it is written until it is settled, and so is its answer kept, wherever that is by
+//! then. What is open is what a later worker can still be asked for.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::wire::envelope::{self, Envelope};
-use tokio::time::Instant;
+use mainstay_keeper::{CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, CallTag};
 
-use super::acks::Acks;
+use super::acks::{Acks, Release};
 use super::end::End;
+use super::oversize::Lost;
 use super::parked::Parked;
 use super::slot::{Delivery, Slot};
 use crate::dialect;
@@ -18,21 +22,39 @@ use crate::wire;
 /// The calls of one child, and the frames that are not dealt with yet.
 #[derive(Default)]
 pub(super) struct Table {
-    pub(super) pending: HashMap<Box<str>, Entry>,
-    pub(super) registered: u64,
+    pending: HashMap<Box<str>, Entry>,
+    registered: u64,
+    /// The open calls; with the frame of the answer, once that is here.
+    open: BTreeMap<StreamId, Option<u64>>,
+    /// Open calls that nobody waits for any more, until the next tick.
+    given_up: Vec<StreamId>,
     pub(super) acks: Acks,
-    pub(super) parked: Parked,
+    parked: Parked,
     pub(super) end: Option<End>,
 }
 
 /// A call that waits.
-pub(super) struct Entry {
-    pub(super) slot: Arc<Slot>,
-    pub(super) order: u64,
+struct Entry {
+    slot: Arc<Slot>,
+    order: u64,
     /// Whether messages that name no call may go to this one.
-    pub(super) may_stream: bool,
-    pub(super) stream: Option<StreamId>,
-    pub(super) id: Bytes,
+    may_stream: bool,
+    stream: Option<StreamId>,
+    id: Bytes,
+}
+
+/// A place in the table.
+pub(super) struct Place {
+    pub(super) slot: Arc<Slot>,
+    pub(super) key: Box<str>,
+    /// The call, if it is one that later workers can be asked for.
+    pub(super) call: Option<StreamId>,
+}
+
+/// What there is of a call of an earlier worker.
+pub(super) enum Rejoined {
+    Answered(Bytes),
+    Waiting(Place),
 }
 
 /// Whose a message that is no answer is.
@@ -42,37 +64,175 @@ pub(super) enum Owner {
     Nobody,
 }
 
+/// The name of the call with that stream in the keeper's custody.
+pub(super) fn tag_of(stream: StreamId) -> CallTag {
+    CallTag::from_bytes(((u128::from(stream.epoch) << 64) | u128::from(stream.number)).to_be_bytes())
+}
+
+fn stream_of(tag: CallTag) -> StreamId {
+    let [epoch, number] = [0, 8].map(|at| {
+        let bytes = tag.to_bytes();
+        bytes[at..at + 8].iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
+    });
+    StreamId { epoch, number }
+}
+
 impl Table {
+    /// Of a child of which the keeper says that these calls are open.
+    pub(super) fn of(open: &[CallTag]) -> Self {
+        Self { open: open.iter().map(|tag| (stream_of(*tag), None)).collect(), ..Self::default() }
+    }
+
+    /// Waits for the answer with the raw id `id`. A call is open from here on. `None` if the child has ended or the id is
+    /// taken.
+    pub(super) fn register(&mut self, id: Bytes, may_stream: bool) -> Option<Place> {
+        let key: Box<str> = wire::id_text(&id).into();
+        if self.end.is_some() || self.pending.contains_key(&key) {
+            return None;
+        }
+        self.registered += 1;
+        let (slot, stream) = (Arc::new(Slot::default()), RoutedId::decode(&id).map(|routed| routed.stream));
+        if let Some(stream) = stream {
+            self.open.entry(stream).or_insert(None);
+        }
+        let entry = Entry { slot: Arc::clone(&slot), order: self.registered, may_stream, stream, id };
+        self.pending.insert(key.clone(), entry);
+        Some(Place { slot, key, call: stream })
+    }
+
+    /// The call of an earlier worker: its answer, or a place to wait for it. `None` if no answer can come.
+    pub(super) fn rejoin(&mut self, id: &RoutedId) -> Option<Rejoined> {
+        match *self.open.get(&id.stream)? {
+            Some(number) => self.parked.answer(id.stream, number).map(Rejoined::Answered),
+            None => self.register(id.encode().into(), true).map(Rejoined::Waiting),
+        }
+    }
+
+    /// Whoever waited in `place` does so no longer; with `done`, the answer was taken.
+    pub(super) fn leave(&mut self, place: &Place, done: bool) {
+        // The key may be another call's by now, in theory.
+        if self.pending.get(&place.key).is_some_and(|entry| Arc::ptr_eq(&entry.slot, &place.slot)) {
+            self.pending.remove(&place.key);
+        }
+        for number in place.slot.close() {
+            self.acks.delivered(number);
+        }
+        self.given_up.extend(place.call.filter(|_| !done));
+    }
+
+    /// Nobody will ask for the call any more.
+    pub(super) fn settle(&mut self, call: StreamId) {
+        let Some(answer) = self.open.remove(&call) else { return };
+        self.acks.settled(tag_of(call));
+        if let Some(number) = answer {
+            self.parked.remove(call, number);
+            self.acks.delivered(number);
+        }
+    }
+
+    /// Nobody will ask for any call any more.
+    pub(super) fn settle_all(&mut self) {
+        let open: Vec<StreamId> = self.open.keys().copied().collect();
+        open.into_iter().for_each(|call| self.settle(call));
+    }
+
     pub(super) fn is_due(&self) -> bool {
-        self.acks.is_due() || !self.parked.is_empty()
+        self.acks.is_due() || !self.given_up.is_empty()
+    }
+
+    /// Time has passed. Returns what the keeper is to let go of now.
+    pub(super) fn tick(&mut self) -> Release {
+        let release = self.acks.tick();
+        // Only now: the process may be about to end, and everybody gives up then. That must not settle anything.
+        for call in std::mem::take(&mut self.given_up) {
+            self.settle(call);
+        }
+        release
+    }
+
+    /// The child has ended.
+    pub(super) fn finish(&mut self, end: End) {
+        self.end = Some(end);
+        self.pending.drain().for_each(|(_, entry)| entry.slot.push(Delivery::Gone));
     }
 
     /// Gives an answer to its call, or parks it for one of an earlier worker. False if it is nobody's.
     pub(super) fn place_response(&mut self, number: u64, scanned: &Envelope, bytes: &Bytes, epoch: u64) -> bool {
         let Some(id) = wire::id_of(scanned, bytes) else { return self.place_nameless(number, bytes) };
-        let text = wire::id_text(id);
-        if let Some(entry) = self.pending.remove(&*text) {
+        let earlier = RoutedId::decode(id).map(|routed| routed.stream).filter(|stream| stream.epoch < epoch);
+        let entry = self.pending.remove(&*wire::id_text(id));
+        if let Some(entry) = entry.or_else(|| self.take_pending(earlier?)) {
+            let number = (!self.answered(entry.stream, number)).then_some(number);
             entry.slot.push(Delivery::Response { bytes: bytes.clone(), number });
             return true;
         }
-        if RoutedId::decode(id).is_none_or(|routed| routed.stream.epoch >= epoch) {
-            return false;
-        }
-        // What an equal id displaces, and what there is no room for, is delivered nowhere.
-        for dropped in self.parked.park(text.into(), number, bytes.clone(), Instant::now()) {
-            self.acks.delivered(dropped);
-        }
+        let Some(call) = earlier.filter(|_| self.answered(earlier, number)) else { return false };
+        self.parked.park(call, number, bytes);
         true
+    }
+
+    /// Who waits for a call of an earlier worker, under whatever id: the client that came back may have spelled its own
+    /// otherwise.
+    fn take_pending(&mut self, call: StreamId) -> Option<Entry> {
+        let key = self.pending.iter().find(|(_, entry)| entry.stream == Some(call)).map(|(key, _)| key.clone())?;
+        self.pending.remove(&key)
+    }
+
+    /// Keeps the frame as long as the call is open. False if the call is not open, or is answered already.
+    fn answered(&mut self, call: Option<StreamId>, number: u64) -> bool {
+        match call.and_then(|call| self.open.get_mut(&call)) {
+            Some(answer @ None) => {
+                *answer = Some(number);
+                true
+            }
+            Some(Some(_)) | None => false,
+        }
     }
 
     /// An error without an id answers the only call there is, if there is only one.
     fn place_nameless(&mut self, number: u64, bytes: &Bytes) -> bool {
         let mut waiting = self.pending.values();
-        let (Some(entry), None) = (waiting.next(), waiting.next()) else { return false };
-        let Some(bytes) = dialect::answer_with_id(bytes, &entry.id) else { return false };
-        entry.slot.push(Delivery::Response { bytes: bytes.into(), number });
+        let Some(entry) = waiting.next() else {
+            // Of a call that nobody has come back for only that much is known: nothing else will come of it.
+            if let [call] = self.unanswered()[..] {
+                self.settle(call);
+            }
+            return false;
+        };
+        let (None, Some(bytes)) = (waiting.next(), dialect::answer_with_id(bytes, &entry.id)) else { return false };
+        let (slot, call) = (Arc::clone(&entry.slot), entry.stream);
+        let number = (!self.answered(call, number)).then_some(number);
+        slot.push(Delivery::Response { bytes: bytes.into(), number });
         self.pending.clear();
         true
+    }
+
+    /// An answer was too large to be kept, so nothing else will come for its call.
+    pub(super) fn place_lost(&mut self, lost: &Lost) {
+        match lost {
+            Lost::Unasked => {}
+            Lost::AnswerTo(id) => {
+                let call = stream_in(id);
+                if let Some(entry) = self.pending.remove(id).or_else(|| self.take_pending(call?)) {
+                    entry.slot.push(Delivery::Oversize);
+                }
+                call.into_iter().for_each(|call| self.settle(call));
+            }
+            // Whose answer it was can't be told, and nobody may wait for it for ever.
+            Lost::Unknown => {
+                self.pending.drain().for_each(|(_, entry)| entry.slot.push(Delivery::Oversize));
+                self.unanswered().into_iter().for_each(|call| self.settle(call));
+            }
+        }
+    }
+
+    /// Whether a call with that id, by its text, is without an answer.
+    pub(super) fn awaits(&self, id: &str) -> bool {
+        self.pending.contains_key(id) || stream_in(id).is_some_and(|call| self.open.get(&call) == Some(&None))
+    }
+
+    fn unanswered(&self) -> Vec<StreamId> {
+        self.open.iter().filter(|(_, answer)| answer.is_none()).map(|(call, _)| *call).collect()
     }
 
     pub(super) fn owner_of(&self, scanned: &Envelope, message: &[u8]) -> Owner {
@@ -102,16 +262,46 @@ impl Table {
         fitting.max_by_key(|entry| entry.order).map(|entry| Arc::clone(&entry.slot))
     }
 
-    /// Gives up parked answers that are too old, or that hold up too much of what came behind them.
-    pub(super) fn drop_parked(&mut self, now: Instant) {
+    /// Lets go of answers that nobody has taken, if there are so many that the child might have to wait for them: first
+    /// those that nobody has asked for, oldest first. Returns how many.
+    pub(super) fn relieve(&mut self) -> usize {
         let (frames, bytes) = self.acks.held();
-        let crowded = frames > HELD_FRAMES_MAX || bytes > HELD_BYTES_MAX;
-        for dropped in if crowded { self.parked.clear() } else { self.parked.expire(now) } {
-            self.acks.delivered(dropped);
+        if frames <= HELD_FRAMES_MAX && bytes <= HELD_BYTES_MAX {
+            return 0;
         }
+        let mut count = 0;
+        while self.is_crowded()
+            && let Some(call) = self.parked.oldest()
+        {
+            self.settle(call);
+            count += 1;
+        }
+        let mut handed_on: Vec<_> = self.open.iter().filter_map(|(call, answer)| Some(((*answer)?, *call))).collect();
+        handed_on.sort_unstable();
+        for (_, call) in handed_on {
+            if !self.is_crowded() {
+                break;
+            }
+            self.settle(call);
+            count += 1;
+        }
+        count
+    }
+
+    /// Whether so much is held that there would soon be too much again.
+    fn is_crowded(&self) -> bool {
+        let (frames, bytes) = self.acks.held();
+        frames > HELD_FRAMES_MAX / 4 * 3 || bytes > HELD_BYTES_MAX / 4 * 3
     }
 }
 
-/// What a parked answer may hold up: half of what the keeper holds before it stops reading.
-const HELD_FRAMES_MAX: usize = mainstay_keeper::CUSTODY_FRAMES_MAX / 2;
-const HELD_BYTES_MAX: usize = mainstay_keeper::CUSTODY_BYTES_MAX / 2;
+fn stream_in(id: &str) -> Option<StreamId> {
+    RoutedId::decode(&envelope::escape(id)).map(|routed| routed.stream)
+}
+
+/// What may be held: half of what the keeper holds before it stops reading.
+const HELD_FRAMES_MAX: usize = CUSTODY_FRAMES_MAX / 2;
+const HELD_BYTES_MAX: usize = CUSTODY_BYTES_MAX / 2;
+
+#[cfg(test)]
+mod tests;

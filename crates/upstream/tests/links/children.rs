@@ -47,6 +47,12 @@ scenarios! {
     c8_the_answer_to_an_earlier_workers_call_arrives => handed_over,
     c8_an_answer_that_came_early_is_parked => parked,
     c8_what_was_delivered_just_now_comes_again_and_what_was_delivered_before_does_not => acknowledged,
+    r4_the_call_of_a_child_that_died_is_an_unknown_outcome => died,
+    r4_a_call_that_never_reached_the_keeper_is_not_waited_for => never_written,
+    r4_an_answer_that_nobody_has_taken_outlives_its_worker => untaken,
+    r4_an_answer_that_was_taken_is_not_kept => taken,
+    r4_a_call_whose_caller_went_away_is_settled => left,
+    r4_too_many_untaken_answers_do_not_hold_up_the_child => crowded,
     c9_the_child_of_another_definition_is_ended => redefined,
     t5_a_child_ends_with_its_session_and_stays_for_the_next_worker => endings,
     u7_an_abandoned_start_leaves_no_child_behind => abandoned,
@@ -343,14 +349,12 @@ async fn handed_over(stage: Stage) {
     let Some(Answer::Stream(stream)) = link.rejoin(&routed_of(EPOCH, 1)) else { panic!("it is still to come") };
     assert!(link.rejoin(&routed_of(EPOCH, 1)).is_none());
     assert!(link.rejoin(&routed_of(EPOCH + 1, 1)).is_none());
-    // Which of the calls have reached it is not known, so it is asked for a sign of life.
-    told(&stage, "ping").await;
     stage.write("go", "");
     let (_, response) = whole(Ok(Answer::Stream(stream))).await.unwrap();
     assert_eq!(response["result"]["content"][0]["text"], "waited");
     // New calls meet the same process, which was told everything once.
     assert_eq!(text(&link, tool_of(EPOCH + 1, 2, "echo", json!({}))).await.unwrap(), "ok");
-    assert_eq!(stage.last_told(), ["initialize", "notifications/initialized", "tools/call", "ping", "tools/call"]);
+    assert_eq!(stage.last_told(), ["initialize", "notifications/initialized", "tools/call", "tools/call"]);
     assert!(bench.waiting().is_empty());
 }
 
@@ -363,12 +367,100 @@ async fn parked(stage: Stage) {
     let Some(Answer::Whole(response)) = link.rejoin(&routed_of(EPOCH, 1)) else { panic!("it has come") };
     let response: Value = serde_json::from_slice(&response).unwrap();
     assert_eq!(response["result"]["content"][0]["text"], "waited");
-    // Nobody waits twice for the same; the call of a child that is dead is an unknown outcome.
-    let Some(Answer::Stream(mut stream)) = link.rejoin(&routed_of(EPOCH, 99)) else { panic!("it could be") };
+    // Whoever asks again gets it again, until somebody has taken it.
+    assert!(link.rejoin(&routed_of(EPOCH, 1)).is_some());
+    link.settle(&routed_of(EPOCH, 1));
+    assert!(link.rejoin(&routed_of(EPOCH, 1)).is_none());
+}
+
+async fn died(stage: Stage) {
+    let (_bench, stage, link) = take_over(stage).await;
+    let Some(Answer::Stream(mut stream)) = link.rejoin(&routed_of(EPOCH, 1)) else { panic!("it is still to come") };
     kill(stage.trace()[0].0);
     let failure = tokio::time::timeout(BOUND, stream.next()).await.unwrap().unwrap_err();
     assert!(matches!(failure, Failure::OutcomeUnknown { .. }), "{failure}");
-    assert!(link.rejoin(&routed_of(EPOCH, 98)).is_none());
+    assert!(link.rejoin(&routed_of(EPOCH, 1)).is_none());
+}
+
+async fn never_written(stage: Stage) {
+    let (_bench, _stage, link) = take_over(stage).await;
+    // The worker before has opened a stream for this one, and died before it wrote the call.
+    assert!(link.rejoin(&routed_of(EPOCH, 2)).is_none());
+}
+
+/// What a call leaves in custody when its worker dies three seconds after the answer was received.
+async fn answered(mut stage: Stage, settles: bool) -> (Bench, Arc<Link>) {
+    if stage.number == 1 {
+        let bench = bench(&stage);
+        let link = bench.ready(&Arc::new(stage.server(""))).await;
+        let (before, _) = whole(link.call(tool(1, "prog", json!({"n": 1}))).await).await.unwrap();
+        assert_eq!(before.len(), 1);
+        if settles {
+            link.settle(&routed(1));
+        }
+        // News that is dealt with meanwhile is not kept along with the answer.
+        whole(link.call(tool(2, "log", json!({}))).await).await.unwrap();
+        link.settle(&routed(2));
+        // What is settled is let go one or two seconds later, and nothing tells when.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        std::process::abort();
+    }
+    let bench = Bench::with(Some(stage.custody.clone()), EPOCH + 1);
+    let (server, held) = (Arc::new(stage.server("")), stage.held.pop().unwrap());
+    assert_eq!(held.open.len(), usize::from(!settles));
+    let record = Some(record_of(&server, true));
+    let handshake = Handshake { confirmed: true, ..handshake() };
+    let link = Link::restore(&bench.upstreams, &server, handshake, record, Some(held), bench.sender.clone());
+    // Whatever the keeper kept has come once something later has.
+    assert_eq!(text(&link, tool_of(EPOCH + 1, 1, "echo", json!({}))).await.unwrap(), "ok");
+    (bench, link)
+}
+
+async fn untaken(stage: Stage) {
+    let (mut bench, link) = answered(stage, false).await;
+    let Some(Answer::Whole(response)) = link.rejoin(&routed_of(EPOCH, 1)) else { panic!("nobody has taken it") };
+    let response: Value = serde_json::from_slice(&response).unwrap();
+    assert_eq!(response["result"]["content"][0]["text"], "done");
+    assert!(link.rejoin(&routed_of(EPOCH, 2)).is_none());
+    assert!(bench.waiting().is_empty());
+}
+
+async fn taken(stage: Stage) {
+    let (_bench, link) = answered(stage, true).await;
+    assert!(link.rejoin(&routed_of(EPOCH, 1)).is_none());
+}
+
+async fn left(mut stage: Stage) {
+    if stage.number == 1 {
+        let bench = bench(&stage);
+        let link = bench.ready(&Arc::new(stage.server(""))).await;
+        // One caller goes away before its call is answered, the other before it has read the answer.
+        let hold = tool(1, "hold", json!({"file": "go"}));
+        assert!(tokio::time::timeout(Duration::from_millis(1), link.call(hold)).await.is_err());
+        let Ok(Answer::Stream(unread)) = link.call(tool(2, "prog", json!({"n": 1}))).await else {
+            panic!("it has steps")
+        };
+        drop(unread);
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        std::process::abort();
+    }
+    assert_eq!(stage.held.pop().unwrap().open, []);
+}
+
+async fn crowded(mut stage: Stage) {
+    // More than may stand without being taken, but not more than calls may be open.
+    const CALLS: u64 = 3000;
+    if stage.number == 1 {
+        let bench = bench(&stage);
+        let link = bench.ready(&Arc::new(stage.server(""))).await;
+        for number in 1..=CALLS {
+            let Ok(Answer::Whole(_)) = link.call(tool(number, "echo", json!({}))).await else { panic!("it echoes") };
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        std::process::abort();
+    }
+    let open = stage.held.pop().unwrap().open.len();
+    assert!((1024..=2048).contains(&open), "{open}");
 }
 
 async fn acknowledged(mut stage: Stage) {
@@ -376,9 +468,11 @@ async fn acknowledged(mut stage: Stage) {
         let bench = bench(&stage);
         let link = bench.ready(&Arc::new(stage.server(""))).await;
         assert_eq!(text(&link, tool(1, "echo", json!({}))).await.unwrap(), "ok");
-        // Acknowledgements follow one and two seconds after the delivery.
+        link.settle(&routed(1));
+        // What is settled is let go one or two seconds later, and nothing tells when.
         tokio::time::sleep(Duration::from_millis(2500)).await;
         assert_eq!(text(&link, tool(2, "echo", json!({}))).await.unwrap(), "ok");
+        link.settle(&routed(2));
         std::process::abort();
     }
     let mut held = stage.held.pop().unwrap();
