@@ -99,10 +99,10 @@ async fn blackout(gateway: &mut Gateway, kills: usize) -> Result<()> {
     let at = |percent: usize| times[(times.len() - 1) * percent / 100];
     say(&format!(
         "blackout over {kills} kills: p50 {:.0?}, p90 {:.0?}, p99 {:.0?}, max {:.0?}",
-        at(0.5),
-        at(0.9),
-        at(0.99),
-        at(1.0)
+        at(50),
+        at(90),
+        at(99),
+        at(100)
     ));
     let _: Value = gateway.status().await?;
     Ok(())
