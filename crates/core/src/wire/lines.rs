@@ -8,6 +8,9 @@ use memchr::memchr;
 /// How much of either end of an oversize line is kept for the report, in bytes.
 pub const OVERSIZE_EDGE_BYTES: usize = 4096;
 
+/// The largest buffer that is kept for the next lines, in bytes.
+pub const BUFFER_KEPT_BYTES_MAX: usize = 64 * 1024;
+
 /// One line, without its line end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Line {
@@ -28,13 +31,16 @@ pub enum Line {
 ///
 /// `\n` ends a line, one `\r` before it is dropped, empty lines are skipped. How the stream was cut into chunks makes
 /// no difference. Each byte is looked at once. Kept bytes stay below the bound on lines (plus the edges of an oversize
-/// one) and whatever was pushed since [`next_line`](Self::next_line) last returned `None`.
+/// one) and whatever was pushed since [`next_line`](Self::next_line) last returned `None`. A buffer that a long line has
+/// grown is given back once at most [`BUFFER_KEPT_BYTES_MAX`] are left in it.
 #[derive(Debug)]
 pub struct LineSplitter {
     line_bytes_max: usize,
     pending: BytesMut,
     /// How many of the pending bytes are known to hold no line end.
     scanned: usize,
+    /// Whether the buffer has grown beyond what is kept.
+    grown: bool,
     /// The line in progress, once it is above the bound.
     dropped: Option<Dropped>,
 }
@@ -42,12 +48,13 @@ pub struct LineSplitter {
 impl LineSplitter {
     /// A splitter for lines of at most `line_bytes_max` bytes, line end not counted.
     pub fn new(line_bytes_max: usize) -> Self {
-        Self { line_bytes_max, pending: BytesMut::new(), scanned: 0, dropped: None }
+        Self { line_bytes_max, pending: BytesMut::new(), scanned: 0, grown: false, dropped: None }
     }
 
     /// Takes the next bytes of the stream. Take out the lines before pushing more.
     pub fn push(&mut self, chunk: &[u8]) {
         self.pending.extend_from_slice(chunk);
+        self.grown |= self.pending.len() > BUFFER_KEPT_BYTES_MAX;
     }
 
     /// The next line that is complete, if any.
@@ -56,6 +63,9 @@ impl LineSplitter {
             let mut line = self.pending.split_to(self.scanned + offset);
             self.pending.advance(1);
             self.scanned = 0;
+            if line.len() > BUFFER_KEPT_BYTES_MAX {
+                self.shrink();
+            }
             let content_bytes = line.strip_suffix(b"\r").map_or(line.len(), <[u8]>::len);
             if self.dropped.is_some() || content_bytes > self.line_bytes_max {
                 let mut dropped = self.dropped.take().unwrap_or_default();
@@ -74,7 +84,17 @@ impl LineSplitter {
             self.pending.clear();
             self.scanned = 0;
         }
+        self.shrink();
         None
+    }
+
+    /// Moves what is left to a buffer of its own size. What was taken out, and what comes next, is then not in one with
+    /// the long line, which could not be freed before all of it.
+    fn shrink(&mut self) {
+        if self.grown && self.pending.len() <= BUFFER_KEPT_BYTES_MAX {
+            self.pending = BytesMut::from(&self.pending[..]);
+            self.grown = false;
+        }
     }
 
     /// At the end of the stream: the line that was never ended, if there is one; of one above the bound, its head.
@@ -228,6 +248,29 @@ mod tests {
         assert_eq!(split(b"a\n\r\n{\"b", &[2], 9).1, Some(Bytes::from_static(b"{\"b")));
         assert_eq!(split(b"a\n", &[2], 9).1, None);
         assert_eq!(split(b"a\nbcdefgh", &[1], 3).1, Some(Bytes::from_static(b"bcdefgh")));
+    }
+
+    #[test]
+    fn c2_a_long_line_leaves_no_large_buffer_behind() {
+        const LONG: usize = 1024 * 1024;
+        for (line_bytes_max, is_whole) in [(LONG, true), (LONG / 2, false)] {
+            let mut splitter = LineSplitter::new(line_bytes_max);
+            let stream = [&[b'x'; LONG][..], b"\nnext\npart"].concat();
+            let mut lines = Vec::new();
+            for chunk in stream.chunks(BUFFER_KEPT_BYTES_MAX) {
+                splitter.push(chunk);
+                while let Some(line) = splitter.next_line() {
+                    lines.push(line);
+                }
+            }
+            assert_eq!((lines.len(), matches!(lines[0], Line::Whole(_))), (2, is_whole));
+            assert_eq!(lines[1], Line::Whole(Bytes::from_static(b"next")));
+            drop(lines);
+            // More than is there would be taken from the old buffer, if that were still held.
+            splitter.pending.reserve(BUFFER_KEPT_BYTES_MAX);
+            assert!(splitter.pending.capacity() < 4 * BUFFER_KEPT_BYTES_MAX, "{}", splitter.pending.capacity());
+            assert_eq!(splitter.finish(), Some(Bytes::from_static(b"part")));
+        }
     }
 
     #[test]
