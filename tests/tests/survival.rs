@@ -365,3 +365,38 @@ async fn r4_a_batch_in_flight_is_answered_call_by_call_after_the_workers_death()
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn r4_c8_an_answer_that_its_client_never_took_waits_for_it_over_the_workers_death() -> Result<()> {
+    let mut stand = Stand::start().await?;
+    let client = stand.open("s").await?;
+    let message = client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 300}}));
+    let mut exchange = client.post(&message).await?;
+    let cursor = exchange.next_event(BOUND).await?.context("primed")?.id.context("with an id")?;
+    drop(exchange);
+    // The answer is with the worker, and any lazy acknowledgement has long gone out, when the worker dies.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    stand.gateway.kill_worker().await?;
+    let outcome = client.get_stream(Some(&cursor)).await?.finish(BOUND).await?;
+    assert!(outcome.response().context("the answer")?["result"].is_object(), "{outcome:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn r4_a_call_that_may_not_have_reached_its_child_is_answered_and_never_hangs() -> Result<()> {
+    let (up_h, up_s) = (UpH::start().await?, UpS::new(&[])?);
+    let config = format!("[session]\nanswer_json_within = \"0\"\n{}{}", up_h.toml("h"), up_s.toml("s")?);
+    let mut gateway = Gateway::start(&config, &[]).await?;
+    let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    client.call_through("echo", json!({"text": "warm"})).await?.result()?;
+    for _ in 0..4 {
+        let message = client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 500}}));
+        let mut exchange = client.post(&message).await?;
+        let cursor = exchange.next_event(BOUND).await?.context("primed")?.id.context("with an id")?;
+        gateway.kill_worker().await?;
+        let outcome = client.get_stream(Some(&cursor)).await?.finish(BOUND).await?;
+        let answer = outcome.response().context("an answer, or the truth")?;
+        assert!(answer["result"].is_object() || outcome.named_outcome() == Some("outcome_unknown"), "{answer}");
+    }
+    Ok(())
+}

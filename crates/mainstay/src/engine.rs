@@ -33,7 +33,7 @@ use mainstay_core::time::Timestamp;
 use mainstay_keeper::client::{Custody, Held};
 use mainstay_store::keys::Keyring;
 use mainstay_store::{Store, Write};
-use mainstay_upstream::{Notice, Server, Upstreams};
+use mainstay_upstream::{Failure, Notice, Server, Upstreams};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
@@ -81,6 +81,8 @@ pub struct Served {
     pub suspend_after: Option<Duration>,
     /// Whether its child holds state that must not be let go.
     pub stateful: bool,
+    /// When its failures were last told to the operator, in milliseconds of Unix time.
+    pub warned_at: AtomicU64,
 }
 
 /// The engine of one worker.
@@ -325,6 +327,19 @@ impl Engine {
         }
     }
 
+    /// Tells the operator of a server that fails, each server at most every few seconds.
+    pub(crate) fn note_failure(&self, server: &ServerName, failure: &Failure) {
+        let Some(served) = self.servers.get(server) else { return };
+        let now = self.now().unix_millis();
+        let last = served.warned_at.load(Ordering::Relaxed);
+        let due = now.saturating_sub(last) >= WARN_EVERY_MS;
+        if due && served.warned_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            tracing::warn!(server = %server, failure = %failure, "server fails");
+        } else {
+            tracing::debug!(server = %server, failure = %failure, "server fails");
+        }
+    }
+
     /// Hands a hint to the ledger; it never waits.
     pub(crate) fn hint(&self, change: Option<mainstay_core::session::Change>) {
         if let Some(change) = change {
@@ -385,6 +400,8 @@ pub(crate) const SESSION_UNKNOWN: &str = "no such session; send `initialize` wit
 pub(crate) const HOLD: Duration = Duration::from_secs(50);
 /// The longest time between two looks of the reaper.
 pub(crate) const REAPER_PAUSE_MAX: Duration = Duration::from_mins(1);
+/// How often a failing server is told of at the most.
+const WARN_EVERY_MS: u64 = 10_000;
 const NOTICES_MAX: usize = 4096;
 const RESTORE_LANES: usize = 64;
 const QUIET_POLL: Duration = Duration::from_millis(10);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -226,7 +227,7 @@ fn served(config: &Config) -> anyhow::Result<Vec<Served>> {
                 server.suspend_after.unwrap_or(config.session.suspend_after)
             });
             let stateful = configured.is_some_and(config::Server::is_stateful);
-            Served { server, listen_stream, suspend_after, stateful }
+            Served { server, listen_stream, suspend_after, stateful, warned_at: AtomicU64::new(0) }
         })
         .collect())
 }

@@ -154,7 +154,14 @@ impl Engine {
             }
             Ok(Err(_panicked)) => Err(Refused::new(Code::Internal, "opening the server's session failed")),
             Err(_elapsed) if server.is_http() => {
-                tracing::warn!(server = %server.name, "server is slow; answering `initialize` for it");
+                tracing::warn!(server = %server.name, "server has not answered yet; answering `initialize` for it");
+                let engine = Arc::clone(self);
+                let name = server.name.clone();
+                spawn(async move {
+                    if let Ok(Err(failure)) = opening.await {
+                        engine.note_failure(&name, &failure);
+                    }
+                });
                 Ok((link, self.answer_for(served, params).await))
             }
             Err(_elapsed) => {

@@ -125,7 +125,7 @@ impl Driver {
                     self.stage = Stage::Landed;
                     let refusal = failed(&failure, &self.live.server);
                     self.measure(Some(refusal.code));
-                    tracing::debug!(session = %self.live.key.session_ref(), failure = %failure, "call failed");
+                    self.engine.note_failure(&self.live.server.name, &failure);
                     return Step::Response(Landing::Refusal(refusal));
                 }
             }
