@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::environment;
+use crate::config::{ListenAddress, environment};
 use crate::telemetry;
 use failure::Failure;
 use output::Output;
@@ -189,10 +189,10 @@ struct SourceArgs {
     state_dir: Option<PathBuf>,
     /// Where MCP clients connect; port 0 takes a free one
     #[arg(long, value_name = "ADDR")]
-    listen: Option<std::net::SocketAddr>,
+    listen: Option<ListenAddress>,
     /// Where the admin port listens; port 0 takes a free one
     #[arg(long, value_name = "ADDR")]
-    admin: Option<std::net::SocketAddr>,
+    admin: Option<ListenAddress>,
 }
 
 #[derive(Debug, Args)]
@@ -202,9 +202,36 @@ struct ServeArgs {
     /// One HTTP server, named after its host
     #[arg(long, value_name = "URL", conflicts_with = "command")]
     url: Option<String>,
+    /// A header for the server of `--url`: `Name: value`; `${VAR}` and `${file:PATH}` keep secrets out of sight
+    #[arg(long = "header", value_name = "HEADER", requires = "url")]
+    headers: Vec<Unseen>,
+    /// A variable for the server of `-- CMD`: `NAME=VALUE` as for `--header`, or `NAME` to pass Mainstay's own on
+    #[arg(long = "env", value_name = "NAME[=VALUE]", requires = "command")]
+    env: Vec<Unseen>,
+    /// What the server of `--url` or `-- CMD` is called
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
     /// One stdio server, named after its program
     #[arg(last = true, value_name = "CMD ARGS")]
     command: Vec<String>,
+}
+
+/// Text of the command line that may be a secret: `Debug` hides it, and no error repeats it.
+#[derive(Clone)]
+struct Unseen(String);
+
+impl std::str::FromStr for Unseen {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl std::fmt::Debug for Unseen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Unseen(…)")
+    }
 }
 
 /// Which running gateway is meant.

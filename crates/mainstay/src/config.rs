@@ -14,7 +14,8 @@ use std::time::Duration;
 use mainstay_core::id::ServerName;
 
 pub use diagnostic::{Diagnostic, Location};
-pub use load::{Faults, Loaded, Overrides, Source, Surroundings, load};
+pub use file::Listen as ListenAddress;
+pub use load::{Faults, Loaded, Overrides, Single, Source, Surroundings, load};
 pub use snapshot::SnapshotError;
 pub use tokens::{DIGEST_PREFIX, TokenUnfit, TokenValue};
 
@@ -23,6 +24,7 @@ mod clients;
 mod convert;
 mod diagnostic;
 pub mod environment;
+mod expand;
 mod fault;
 mod file;
 mod load;
@@ -31,6 +33,7 @@ mod period;
 pub mod schema;
 mod show;
 mod snapshot;
+mod survey;
 mod tokens;
 
 /// Everything an operator can set, with defaults filled in and checked.

@@ -307,3 +307,30 @@ fn a_wrong_command_line_is_exit_code_2_in_json_too() {
     assert_eq!(twice.status.code(), Some(2));
     assert!(stderr(&twice).contains("twice"), "{}", stderr(&twice));
 }
+
+#[test]
+fn a_directory_that_is_somebody_elses_is_refused_and_stays_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("thesis.txt"), "").unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = run(&mut serve(dir.path()));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("no state directory of Mainstay"), "{}", stderr(&output));
+    assert_eq!(std::fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o755);
+}
+
+#[test]
+fn a_server_that_is_the_gateway_itself_is_refused() {
+    let url = "http://localhost:9/mcp/files";
+    let output = run(Command::new(PROGRAM).args(["serve", "--listen", "localhost:9", "--name", "files", "--url", url]));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("server `files` is this gateway itself"), "{}", stderr(&output));
+}
+
+#[test]
+fn i6_a_header_of_the_command_line_that_cannot_be_read_is_not_repeated() {
+    let output = run(Command::new(PROGRAM).args(["serve", "--url", "http://h/", "--header", "CANARY"]));
+    assert_eq!(output.status.code(), Some(2));
+    let told = stderr(&output);
+    assert!(told.contains("--header") && !told.contains("CANARY"), "{told}");
+}

@@ -1,5 +1,6 @@
 //! What `serve` says when it is up: where each server is, and what to paste into a client.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde_json::{Map, Value, json};
@@ -29,8 +30,9 @@ fn text(config: &Config, gateway: &Gateway) -> String {
         lines.push("\nor for Claude Code:".to_owned());
         let header =
             if wants_tokens(config) { format!(" --header \"Authorization: {BEARER}\"") } else { String::new() };
-        let commands =
-            names().map(|name| format!("claude mcp add --transport http {name} {}{header}", url(gateway.mcp, name)));
+        let commands = claude_names(config)
+            .into_iter()
+            .map(|(shown, name)| format!("claude mcp add --transport http {shown} {}{header}", url(gateway.mcp, name)));
         lines.extend(commands);
     }
     lines.join("\n")
@@ -58,6 +60,23 @@ fn snippet(config: &Config, mcp: SocketAddr) -> Value {
     let servers: Map<String, Value> =
         config.servers.keys().map(|name| (name.to_string(), entry(name.as_str()))).collect();
     json!({ "mcpServers": servers })
+}
+
+/// Each server's name as Claude Code takes it (letters, digits, `-`, `_`), no two alike, and as it is served.
+fn claude_names(config: &Config) -> BTreeMap<String, &str> {
+    let mut names = BTreeMap::new();
+    for name in config.servers.keys().map(|name| name.as_str()) {
+        let shown = name.replace('.', "-");
+        let mut free = shown.clone();
+        for count in 2..=config.servers.len() {
+            if !names.contains_key(&free) {
+                break;
+            }
+            free = format!("{shown}-{count}");
+        }
+        names.insert(free, name);
+    }
+    names
 }
 
 fn wants_tokens(config: &Config) -> bool {
@@ -102,6 +121,16 @@ mod tests {
         let text = text(&config, &gateway);
         assert!(text.contains("\"Authorization\": \"Bearer TOKEN\""), "{text}");
         assert!(text.contains("/mcp/tickets --header \"Authorization: Bearer TOKEN\""), "{text}");
+    }
+
+    #[test]
+    fn claude_code_takes_every_name_that_it_is_told() {
+        let (mut config, gateway) = example();
+        let server = config.servers.values().next().unwrap().clone();
+        config.servers.extend(["a-b", "a.b"].map(|name| (ServerName::parse(name).unwrap(), server.clone())));
+        let text = text(&config, &gateway);
+        assert!(text.contains("http a-b http://127.0.0.1:7717/mcp/a-b\n"), "{text}");
+        assert!(text.contains("http a-b-2 http://127.0.0.1:7717/mcp/a.b\n"), "{text}");
     }
 
     #[test]

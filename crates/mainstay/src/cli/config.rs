@@ -6,8 +6,11 @@ use serde::{Deserialize, Serialize};
 use super::api::Api;
 use super::failure::Failure;
 use super::output::{Output, plain};
-use super::{Place, ServeArgs, SourceArgs};
-use crate::config::{self, Config, Diagnostic, Loaded, Overrides, Source, Surroundings, environment, schema};
+use super::{Place, ServeArgs, SourceArgs, Unseen};
+use crate::config::{
+    self, Config, Diagnostic, ListenAddress, Loaded, Overrides, Single, Source, Surroundings, Template, environment,
+    schema,
+};
 
 /// Says whether the configuration is right.
 pub(super) fn check(args: &SourceArgs, out: &Output) -> Result<(), Failure> {
@@ -70,8 +73,12 @@ pub(super) fn schema(out: &Output) -> Result<(), Failure> {
 /// The configuration of `serve`, from one of its three forms.
 pub(super) fn of_serve(args: &ServeArgs) -> Result<Loaded, Failure> {
     let source = match (&args.url, args.command.as_slice(), &args.source.config) {
-        (Some(url), _, None) => Source::Url(url.clone()),
-        (None, [_, ..], None) => Source::Command(args.command.clone()),
+        (Some(url), _, None) => Source::Url(url.clone(), single(args)?),
+        (None, [_, ..], None) => Source::Command(args.command.clone(), single(args)?),
+        (None, [], _) if args.name.is_some() => {
+            let cause = anyhow::anyhow!("`--name` is for the one server of `--url` or `-- CMD`");
+            return Err(Failure::usage(cause).hint("in a file, the key under `servers` is the name"));
+        }
         (None, [], _) => named_source(&args.source)?,
         (_, _, Some(file)) => {
             let cause = anyhow::anyhow!("servers are given twice: by `{}` and on the command line", file.display());
@@ -79,6 +86,26 @@ pub(super) fn of_serve(args: &ServeArgs) -> Result<Loaded, Failure> {
         }
     };
     load(&source, &args.source)
+}
+
+/// What the command line says of its one server. What can't be read is not repeated: it may be a secret.
+fn single(args: &ServeArgs) -> Result<Single, Failure> {
+    let mut values = Vec::new();
+    for Unseen(text) in &args.headers {
+        let (name, value) = text.split_once(':').filter(|(name, _)| !name.trim().is_empty()).ok_or_else(|| {
+            Failure::usage(anyhow::anyhow!("a `--header` has no name"))
+                .hint("write `--header 'Authorization: Bearer ${TOKEN}'`")
+        })?;
+        values.push((name.trim().to_owned(), Template::new(value.trim())));
+    }
+    for Unseen(text) in &args.env {
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Template::new(value)),
+            None => (text.as_str(), Template::new(&format!("${{{text}}}"))),
+        };
+        values.push((name.to_owned(), value));
+    }
+    Ok(Single { name: args.name.clone(), values })
 }
 
 /// The configuration that names the state directory of a running gateway.
@@ -108,13 +135,19 @@ fn named_source(args: &SourceArgs) -> Result<Source, Failure> {
 }
 
 fn load(source: &Source, args: &SourceArgs) -> Result<Loaded, Failure> {
-    let overrides = Overrides { listen: args.listen, admin_listen: args.admin, state_dir: args.state_dir.clone() };
+    let address = |given: Option<ListenAddress>| given.map(|ListenAddress(address)| address);
+    let overrides = Overrides {
+        listen: address(args.listen),
+        admin_listen: address(args.admin),
+        state_dir: args.state_dir.clone(),
+    };
     with_surroundings(source, &overrides)
 }
 
 fn with_surroundings(source: &Source, overrides: &Overrides) -> Result<Loaded, Failure> {
     let around = Surroundings {
         var: &environment::process,
+        names: &environment::process_names(),
         root: rustix::process::geteuid().is_root(),
         working_dir: std::env::current_dir()?,
     };

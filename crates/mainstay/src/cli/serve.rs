@@ -1,9 +1,10 @@
 //! `mainstay serve`: check everything, take the state directory and the ports, then be the keeper.
 
 use std::ffi::OsString;
-use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::time::Duration;
+use std::{fs, io};
 
 use anyhow::{Context as _, anyhow};
 use mainstay_keeper::{Lock, LockError, Plan};
@@ -14,7 +15,7 @@ use super::failure::Failure;
 use super::gateway::{self, Gateway, TokenFile};
 use super::output::Output;
 use super::{Global, ServeArgs, config, start_log, tokens};
-use crate::config::{Config, Loaded};
+use crate::config::{Config, Loaded, StoreKind};
 use crate::telemetry;
 
 /// Runs the gateway until it is told to stop.
@@ -23,9 +24,10 @@ pub(super) fn run(args: &ServeArgs, global: &Global, out: &Output) -> Result<(),
     start_log(global)?;
     config::warn(&warnings, out);
     tokens::check(&config)?;
-    if config.servers.is_empty() {
-        out.note("warning: no servers are configured");
+    if config.store == StoreKind::Memory {
+        out.note("warning: `store = \"memory\"`: sessions end with the worker, whatever ends it");
     }
+    refuse_foreign(&config.state_dir)?;
     mainstay_keeper::ensure_private_dir(&config.state_dir)
         .with_context(|| format!("prepare the state directory `{}`", config.state_dir.display()))
         .map_err(|error| Failure::from(error).hint("choose another with `--state-dir DIR`"))?;
@@ -52,6 +54,27 @@ pub(super) fn run(args: &ServeArgs, global: &Global, out: &Output) -> Result<(),
     drop(lock);
     ended?;
     Ok(withdrawn?)
+}
+
+/// Refuses a directory with somebody else's files in it: making it private would shut their owner's other users out.
+fn refuse_foreign(state_dir: &Path) -> Result<(), Failure> {
+    let names = match fs::read_dir(state_dir) {
+        Ok(entries) => entries.take(ENTRIES_LOOKED_AT_MAX).filter_map(|entry| Some(entry.ok()?.file_name())),
+        // Not there, or not to be read: preparing it says so.
+        Err(_) => return Ok(()),
+    };
+    let mut empty = true;
+    for name in names {
+        if OWN_FILES.iter().any(|own| name == *own) {
+            return Ok(());
+        }
+        empty = false;
+    }
+    if empty {
+        return Ok(());
+    }
+    let cause = anyhow!("`{}` is not empty and no state directory of Mainstay", state_dir.display());
+    Err(Failure::usage(cause).hint("name an empty or a new one with `--state-dir DIR`; nothing was changed"))
 }
 
 fn lock(config: &Config) -> Result<Lock, Failure> {
@@ -129,9 +152,28 @@ fn worker_args(global: &Global) -> Vec<OsString> {
     ["worker", "--log-format", format, "--log", filter].into_iter().map(OsString::from).collect()
 }
 
+/// Any of these makes a directory one of Mainstay's.
+const OWN_FILES: &[&str] = &["lock", "gateway.json", "ledger.db", "admin.token", "keys"];
+/// More than any state directory holds.
+const ENTRIES_LOOKED_AT_MAX: usize = 10_000;
 /// How many connects wait while no worker accepts; the kernel caps it at `net.core.somaxconn`.
 const LISTEN_BACKLOG: i32 = 4096;
 /// How long a worker may take to drain before it is killed.
 const DRAIN_BOUND: Duration = Duration::from_secs(10);
 /// What a drain needs besides the grace of its calls.
 const DRAIN_RESERVE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_somebody_else_is_never_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(refuse_foreign(dir.path()).is_ok() && refuse_foreign(&dir.path().join("new")).is_ok());
+        fs::write(dir.path().join("mine.txt"), "").unwrap();
+        assert!(refuse_foreign(dir.path()).is_err());
+        fs::write(dir.path().join("ledger.db"), "").unwrap();
+        assert!(refuse_foreign(dir.path()).is_ok());
+    }
+}

@@ -23,6 +23,13 @@ pub(super) struct Fault {
     pub hint: Option<String>,
 }
 
+impl Fault {
+    pub(super) fn new(path: &[&str], message: impl Into<String>, hint: Option<&str>) -> Self {
+        let path = path.iter().map(|name| (*name).to_owned()).collect();
+        Self { path, message: message.into(), hint: hint.map(str::to_owned) }
+    }
+}
+
 /// The configuration that `file` and the defaults make.
 ///
 /// # Errors
@@ -53,15 +60,42 @@ pub(super) fn config(file: File, default_dir: &dyn Fn() -> Option<PathBuf>) -> R
         let built = server(&name, table, &mut faults);
         config.servers.extend(built);
     }
+    itself(&config, &mut faults);
     if faults.0.is_empty() { Ok(config) } else { Err(faults.0) }
+}
+
+/// A server that is this gateway would send every call round in circles: that happens to who starts it with the file
+/// that the client reads after it was changed to connect here.
+fn itself(config: &Config, faults: &mut Faults) {
+    for (name, server) in &config.servers {
+        let Reach::Http { url, .. } = &server.reach else { continue };
+        let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
+        let path = url.path().trim_end_matches('/');
+        let served = path == "/mcp" || path.starts_with("/mcp/");
+        if port == config.listen.port() && served && url.host().is_some_and(|host| is_own(config, host)) {
+            let message = format!("server `{name}` is this gateway itself");
+            let hint =
+                "give the server's own command or url, as it was before the client was told to connect to Mainstay";
+            faults.add(&["servers", name.as_str(), "url"], &message, hint);
+        }
+    }
+}
+
+/// Whether the gateway listens at this host, as far as its configuration tells.
+fn is_own(config: &Config, host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
+    let named = host == "localhost" || host.ends_with(".localhost") || config.serve.allowed_hosts.contains(&host);
+    named
+        || host
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback() || address.is_unspecified() || address == config.listen.ip())
 }
 
 struct Faults(Vec<Fault>);
 
 impl Faults {
     fn add(&mut self, path: &[&str], message: &str, hint: &str) {
-        let path = path.iter().map(|name| (*name).to_owned()).collect();
-        self.0.push(Fault { path, message: message.into(), hint: (!hint.is_empty()).then(|| hint.into()) });
+        self.0.push(Fault::new(path, message, (!hint.is_empty()).then_some(hint)));
     }
 }
 
@@ -310,6 +344,14 @@ fn templates(path: &[&str], written: &BTreeMap<String, String>, faults: &mut Fau
             let path: Vec<&str> = path.iter().copied().chain([key.as_str()]).collect();
             faults.add(&path, &format!("the value of `{key}` is malformed: {error}"), TEMPLATE_HINT);
         }
+        if text.starts_with(MASK) {
+            let path: Vec<&str> = path.iter().copied().chain([key.as_str()]).collect();
+            faults.add(
+                &path,
+                &format!("the value of `{key}` was masked by `config show`"),
+                "write the value itself, or `${NAME}`",
+            );
+        }
         checked.insert(key.clone(), Template::new(text));
     }
     checked
@@ -333,4 +375,6 @@ const OWN_HEADERS: &[&str] = &[
     "mcp-session-id",
     "transfer-encoding",
 ];
+/// What `config show` writes in place of what may be a secret.
+pub(super) const MASK: char = '…';
 const TEMPLATE_HINT: &str = "variables are written `${NAME}`, files `${file:PATH}`";

@@ -6,12 +6,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mainstay_core::id::ServerName;
 use serde_json::{Map, Value};
 
 use super::diagnostic::Diagnostic;
+use super::expand::{self, Expanded, Words};
 use super::fault;
 use super::file::ServerTable;
+
+mod names;
+mod unique;
+
+pub(super) use names::{as_name, name_of_command, name_of_url};
 
 /// The servers of a client's file.
 pub(super) struct Client {
@@ -33,25 +38,33 @@ pub(super) fn is_json(path: &Path, text: &str) -> bool {
 ///
 /// # Errors
 /// If it is no JSON, has no table of servers, or an entry can't be understood.
-pub(super) fn read(origin: &str, text: &str) -> Result<Client, Diagnostic> {
+pub(super) fn read(origin: &str, text: &str, words: &Words<'_>) -> Result<Client, Diagnostic> {
     let plain = without_comments(text);
-    let root: Value = serde_json::from_str(&plain).map_err(|error| fault::of_json(origin, text, &error))?;
-    let reader = Reader { origin, text, warnings: Vec::new() };
+    let root = unique::parse(&plain).map_err(|error| fault::of_json(origin, text, &error))?;
+    let reader = Reader { origin, text, words, warnings: Vec::new() };
     reader.root(&root)
 }
 
 struct Reader<'a> {
     origin: &'a str,
     text: &'a str,
+    words: &'a Words<'a>,
     warnings: Vec<Diagnostic>,
 }
 
 impl Reader<'_> {
     fn root(mut self, root: &Value) -> Result<Client, Diagnostic> {
+        let projects = root.get("projects").and_then(Value::as_object).and_then(with_servers);
         let missing = || {
-            Diagnostic::new(self.origin, "the file has no `mcpServers` (or `servers`) object").with_hint(
-                "a client's file looks like {\"mcpServers\": {\"files\": {\"command\": \"npx\", \"args\": […]}}}",
-            )
+            let fault = Diagnostic::new(self.origin, "the file has no `mcpServers` (or `servers`) object");
+            match &projects {
+                Some(names) => {
+                    fault.with_hint(format!("the servers of projects are not taken ({names}): {PROJECT_HINT}"))
+                }
+                None => fault.with_hint(
+                    "a client's file looks like {\"mcpServers\": {\"files\": {\"command\": \"npx\", \"args\": […]}}}",
+                ),
+            }
         };
         let object = root.as_object().ok_or_else(missing)?;
         // VS Code's user settings hold the same table one level down.
@@ -59,8 +72,18 @@ impl Reader<'_> {
         let key =
             SERVER_TABLES.iter().find(|key| holder.get(**key).is_some_and(Value::is_object)).ok_or_else(missing)?;
         let entries = holder.get(*key).and_then(Value::as_object).ok_or_else(missing)?;
-        if let Some(names) = listed(holder.keys().filter(|name| name != key && *name != "$schema")) {
-            self.warn(&[], &format!("left aside: {names}"));
+        match projects {
+            // The file of Claude Code's user holds a great deal besides.
+            Some(names) => {
+                let message = format!("the servers of projects are not taken: {names}");
+                let warning = self.fault(&["projects"], &message).with_hint(PROJECT_HINT);
+                self.warnings.push(warning);
+            }
+            None => {
+                if let Some(names) = listed(holder.keys().filter(|name| name != key && *name != "$schema")) {
+                    self.warn(&[], &format!("left aside: {names}"));
+                }
+            }
         }
         let mut servers = BTreeMap::new();
         for (written, entry) in entries {
@@ -92,6 +115,10 @@ impl Reader<'_> {
             self.warn(path, "the old HTTP+SSE transport is not in this version: left out");
             return Ok(None);
         }
+        if object.contains_key("envFile") {
+            let fault = self.fault(&[path, &["envFile"]].concat(), "`envFile` is not read in this version");
+            return Err(fault.with_hint("give the variables by `env`; `${NAME}` and `${file:PATH}` keep secrets out"));
+        }
         let mut table = ServerTable {
             command: self.string(path, object, "command")?,
             args: self.strings(path, object, "args")?,
@@ -109,59 +136,81 @@ impl Reader<'_> {
         if let Some(names) = listed(object.keys().filter(|key| !ENTRY_KEYS.contains(&key.as_str()))) {
             self.warn(path, &format!("left aside: {names}"));
         }
-        if table.args.iter().chain(&table.command).any(|text| text.contains("${")) {
-            self.warn(path, "`${…}` in `command` and `args` is passed on as it is: only `env` and `headers` know it");
-        }
         Ok(Some(table))
     }
 
-    fn string(&self, path: &[&str], object: &Map<String, Value>, key: &str) -> Result<Option<String>, Diagnostic> {
+    fn string(&mut self, path: &[&str], object: &Map<String, Value>, key: &str) -> Result<Option<String>, Diagnostic> {
         match object.get(key) {
             None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text.clone())),
-            Some(_) => Err(self.fault(&[path, &[key]].concat(), &format!("`{key}` is a string"))),
+            Some(Value::String(text)) => self.filled(&[path, &[key]].concat(), text).map(Some),
+            Some(_) => Err(self.fault(&[path, &[key]].concat(), &format!("`{key}` is a text"))),
         }
     }
 
-    fn strings(&self, path: &[&str], object: &Map<String, Value>, key: &str) -> Result<Vec<String>, Diagnostic> {
-        let fault = || self.fault(&[path, &[key]].concat(), &format!("`{key}` is a list of strings"));
-        match object.get(key) {
-            None | Some(Value::Null) => Ok(Vec::new()),
-            Some(Value::Array(items)) => {
-                items.iter().map(|item| item.as_str().map(str::to_owned).ok_or_else(fault)).collect()
-            }
-            Some(_) => Err(fault()),
+    fn strings(&mut self, path: &[&str], object: &Map<String, Value>, key: &str) -> Result<Vec<String>, Diagnostic> {
+        let path = &[path, &[key]].concat();
+        let items = match object.get(key) {
+            None | Some(Value::Null) => return Ok(Vec::new()),
+            Some(Value::Array(items)) => items,
+            Some(_) => return Err(self.fault(path, &format!("`{key}` is a list of texts"))),
+        };
+        let mut texts = Vec::with_capacity(items.len());
+        for item in items {
+            let text = item.as_str().ok_or_else(|| self.fault(path, &format!("`{key}` is a list of texts")))?;
+            texts.push(self.filled(path, text)?);
         }
+        Ok(texts)
+    }
+
+    /// A text that is no secret, with its variables filled in.
+    fn filled(&mut self, path: &[&str], text: &str) -> Result<String, Diagnostic> {
+        let Expanded { text, filled, .. } = self.words.fill(text).map_err(|message| self.unexpanded(path, &message))?;
+        if let Some(names) = listed(filled.iter().filter(|name| expand::sounds_secret(name))) {
+            let message = format!("{names} becomes visible here: in the list of processes, in `config show`");
+            let warning = self.fault(path, &message).with_hint("give secrets by `env` or `headers`");
+            self.warnings.push(warning);
+        }
+        Ok(text)
     }
 
     fn pairs(
-        &self,
+        &mut self,
         path: &[&str],
         object: &Map<String, Value>,
         key: &str,
     ) -> Result<BTreeMap<String, String>, Diagnostic> {
-        let fault = || self.fault(&[path, &[key]].concat(), &format!("`{key}` is an object of strings"));
+        let table_path = [path, &[key]].concat();
         let pairs = match object.get(key) {
             None | Some(Value::Null) => return Ok(BTreeMap::new()),
             Some(Value::Object(pairs)) => pairs,
-            Some(_) => return Err(fault()),
+            Some(_) => return Err(self.fault(&table_path, &format!("`{key}` is an object of texts"))),
         };
         let mut table = BTreeMap::new();
         for (name, value) in pairs {
+            let path = [table_path.as_slice(), &[name]].concat();
             let text = match value {
                 Value::String(text) => text.clone(),
                 // Written by hand without quotes; every client turns them into text.
                 Value::Number(_) | Value::Bool(_) => value.to_string(),
-                Value::Null | Value::Array(_) | Value::Object(_) => return Err(fault()),
+                Value::Null | Value::Array(_) | Value::Object(_) => {
+                    return Err(self.fault(&path, &format!("`{key}` is an object of texts")));
+                }
             };
-            let template = as_template(&text).map_err(|message| self.fault(&[path, &[key, name]].concat(), message))?;
-            table.insert(name.clone(), template);
+            let expanded = self.words.template(&text).map_err(|message| self.unexpanded(&path, &message))?;
+            for variable in &expanded.defaulted {
+                self.warn(&path, &format!("`{variable}` is not set now, so its default holds until the next start"));
+            }
+            table.insert(name.clone(), expanded.text);
         }
         Ok(table)
     }
 
     fn warn(&mut self, path: &[&str], message: &str) {
         self.warnings.push(self.fault(path, message));
+    }
+
+    fn unexpanded(&self, path: &[&str], message: &str) -> Diagnostic {
+        self.fault(path, message).with_hint(expand::HINT)
     }
 
     fn fault(&self, path: &[&str], message: &str) -> Diagnostic {
@@ -174,47 +223,22 @@ impl Reader<'_> {
     }
 }
 
-/// The name of the server started by `words`: the program's file stem, or for a package runner the package.
-pub(super) fn name_of_command(words: &[String]) -> String {
-    let stem = |word: &str| {
-        let path = Path::new(word);
-        path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned()
-    };
-    let program = words.first().map(|word| stem(word)).unwrap_or_default();
-    if !PACKAGE_RUNNERS.contains(&program.as_str()) {
-        return as_name(&program);
+/// The projects of Claude Code's `~/.claude.json` that have servers, with their names.
+fn with_servers(projects: &Map<String, Value>) -> Option<String> {
+    let named: Vec<String> = projects
+        .iter()
+        .filter_map(|(folder, project)| {
+            let servers = project.get("mcpServers")?.as_object()?;
+            listed(servers.keys()).map(|names| format!("{names} of `{folder}`"))
+        })
+        .collect();
+    let more = named.len().saturating_sub(LISTED_NAMES_MAX);
+    let shown = named[..named.len() - more].join(", ");
+    match (named.is_empty(), more) {
+        (true, _) => None,
+        (false, 0) => Some(shown),
+        (false, more) => Some(format!("{shown}, and those of {more} more")),
     }
-    let mut rest = words.iter().skip(1);
-    while let Some(word) = rest.next() {
-        if VALUE_FLAGS.contains(&word.as_str()) {
-            rest.next();
-        } else if !word.starts_with('-') {
-            let unscoped = word.rsplit('/').next().unwrap_or(word);
-            let unversioned = unscoped.split(['@', '=', '[', '<', '>', '~']).next().unwrap_or(unscoped);
-            return as_name(unversioned);
-        }
-    }
-    as_name(&program)
-}
-
-/// The nearest name that a server may have.
-pub(super) fn as_name(text: &str) -> String {
-    let allowed = |symbol: char| symbol.is_ascii_alphanumeric() || matches!(symbol, '_' | '.' | '-');
-    let mapped: String = text.chars().map(|symbol| if allowed(symbol) { symbol } else { '-' }).collect();
-    let mut name = mapped.trim_matches(['-', '.']).to_owned();
-    name.truncate(SERVER_NAME_CHARS_MAX);
-    if ServerName::parse(&name).is_some() { name } else { SERVER_NAME_FALLBACK.to_owned() }
-}
-
-/// The clients' spellings of variables become ours: `${env:NAME}` is `${NAME}`.
-fn as_template(text: &str) -> Result<String, &'static str> {
-    if text.contains("${input:") {
-        return Err("`${input:…}` asks a person, who is not here: put the value into a variable and write `${NAME}`");
-    }
-    if text.split("${").skip(1).any(|inner| inner.split('}').next().is_some_and(|name| name.contains(":-"))) {
-        return Err("`${NAME:-default}` is not known here: write `${NAME}` and set the variable");
-    }
-    Ok(text.replace("${env:", "${"))
 }
 
 /// At most a handful of names, for one line.
@@ -294,19 +318,20 @@ const ENTRY_KEYS: &[&str] = &[
     "disabled",
     "enabled",
 ];
-const PACKAGE_RUNNERS: &[&str] = &["npx", "uvx", "bunx", "pnpx", "pipx"];
-/// Flags of the runners that take a value as the next word.
-const VALUE_FLAGS: &[&str] = &["-p", "--package", "--from", "--with", "--python", "-c", "--call", "run", "--spec"];
-const SERVER_NAME_CHARS_MAX: usize = 64;
-const SERVER_NAME_FALLBACK: &str = "server";
 const LISTED_NAMES_MAX: usize = 8;
+const PROJECT_HINT: &str = "copy the `mcpServers` object of the project that you mean into a file of its own, for example \
+                            by `jq '{mcpServers: .projects[\"DIR\"].mcpServers}' ~/.claude.json > servers.json`";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn words() -> Words<'static> {
+        Words { var: &|name| (name == "SET_TOKEN").then(|| "v".to_owned()), folder: Path::new("/work") }
+    }
+
     fn servers(text: &str) -> (BTreeMap<String, ServerTable>, Vec<String>) {
-        let client = read("mcp.json", text).unwrap();
+        let client = read("mcp.json", text, &words()).unwrap();
         (client.servers, client.warnings.iter().map(|warning| warning.message.clone()).collect())
     }
 
@@ -343,7 +368,7 @@ mod tests {
         for (text, line, column, part) in [
             ("{\n  \"mcpServers\": {\n    \"a\": {\"command\": }\n}}", 3, 22, "expected value"),
             ("{\"mcpServers\": {\n  \"a\": {\"args\": []}}}", 2, 3, "neither"),
-            ("{\"mcpServers\": {\n  \"a\": {\"command\": 3}}}", 2, 9, "`command` is a string"),
+            ("{\"mcpServers\": {\n  \"a\": {\"command\": 3}}}", 2, 9, "`command` is a text"),
             (
                 "{\"mcpServers\": {\n  \"a\": {\"command\": \"x\", \"env\": {\"T\": \"${input:t}\"}}}}",
                 2,
@@ -351,27 +376,52 @@ mod tests {
                 "asks a person",
             ),
         ] {
-            let fault = read("mcp.json", text).err().unwrap();
+            let fault = read("mcp.json", text, &words()).err().unwrap();
             let place = fault.location.clone().unwrap();
             assert_eq!((place.line, place.column), (line, column), "{fault}");
             assert!(fault.message.contains(part), "{fault}");
         }
-        assert!(read("mcp.json", "{\"a\": 1}").err().unwrap().message.contains("mcpServers"));
+        assert!(read("mcp.json", "{\"a\": 1}", &words()).err().unwrap().message.contains("mcpServers"));
     }
 
     #[test]
-    fn a_command_names_its_server() {
-        for (words, name) in [
-            ("/usr/bin/my-server.py --x", "my-server"),
-            ("npx -y @modelcontextprotocol/server-filesystem@2026.1.0 /srv", "server-filesystem"),
-            ("npx --package=x -- tool", "tool"),
-            ("uvx --from mcp-git mcp-server-git==1.0", "mcp-server-git"),
-            ("npx", "npx"),
-            ("./ü", "server"),
-        ] {
-            let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
-            assert_eq!(name_of_command(&words), name);
+    fn variables_are_filled_in_or_kept_and_nothing_raw_reaches_a_server() {
+        let text = r#"{"mcpServers": {"a": {"command": "${workspaceFolder}/x", "args": ["--t=${SET_TOKEN}", "${NO:-d}"],
+            "env": {"A": "${SET_TOKEN}", "B": "${NO:-d}", "C": "${env:NO}"}}}}"#;
+        let (found, warnings) = servers(text);
+        let table = &found["a"];
+        assert_eq!((table.command.as_deref(), table.args.join(" ")), (Some("/work/x"), "--t=v d".into()));
+        assert_eq!(table.env.values().collect::<Vec<_>>(), ["${SET_TOKEN}", "d", "${NO}"]);
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        for bad in
+            ["\"args\": [\"${NO}\"]", "\"args\": [\"${x y}\"]", "\"env\": {\"A\": \"${x:y}\"}", "\"envFile\": \".env\""]
+        {
+            let fault =
+                read("mcp.json", &format!("{{\"mcpServers\": {{\"a\": {{\"command\": \"x\", {bad}}}}}}}"), &words());
+            let fault = fault.err().unwrap();
+            assert!(fault.location.is_some() && fault.hint.is_some(), "{fault}");
         }
+    }
+
+    #[test]
+    fn servers_of_projects_are_told_of_with_the_way_to_them() {
+        let text = r#"{"numStartups": 3, "mcpServers": {"a": {"command": "x"}},
+            "projects": {"/w": {"mcpServers": {"b": {"command": "y"}}}, "/v": {"mcpServers": {}}}}"#;
+        let client = read(".claude.json", text, &words()).unwrap();
+        assert_eq!((client.servers.len(), client.warnings.len()), (1, 1));
+        let warning = &client.warnings[0];
+        assert!(warning.message.contains("`b` of `/w`"), "{warning}");
+        assert!(warning.hint.as_ref().unwrap().contains("jq"), "{warning}");
+        let only = read(".claude.json", &text.replace("\"mcpServers\": {\"a\"", "\"other\": {\"a\""), &words());
+        assert!(only.err().unwrap().hint.unwrap().contains("`b` of `/w`"));
+    }
+
+    #[test]
+    fn a_key_that_stands_twice_is_a_fault_with_its_place() {
+        let text = "{\"mcpServers\": {\n \"a\": {\"command\": \"x\"},\n \"a\": {\"command\": \"y\"}}}";
+        let fault = read("mcp.json", text, &words()).err().unwrap();
+        assert!(fault.message.contains("`a` stands twice"), "{fault}");
+        assert_eq!(fault.location.unwrap().line, 3);
     }
 
     #[test]

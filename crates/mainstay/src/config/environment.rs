@@ -3,11 +3,13 @@
 //! A variable outweighs the file and is outweighed by a flag. Reading goes through a function, so that tests never
 //! touch the process.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::str::FromStr;
 
 use super::diagnostic::Diagnostic;
 use super::file::{AuthMode, File, TerminalStatus};
+use super::nearest::nearest;
 
 /// One variable.
 pub struct Variable {
@@ -26,6 +28,31 @@ pub fn process(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+/// The names of the process's variables, without those that are no Unicode.
+pub fn process_names() -> Vec<String> {
+    std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect()
+}
+
+/// A warning for each variable that looks like one of Mainstay's and is none: it is mistyped, or of another version.
+/// Those of `used` are the configuration's own.
+pub(super) fn strangers(names: &[String], used: &BTreeSet<String>) -> Vec<Diagnostic> {
+    let known = || VARIABLES.iter().map(|variable| variable.name);
+    let stranger = |name: &&String| name.starts_with(PREFIX) && known().all(|known| known != **name) && !is_ours(name);
+    let warning = |name: &String| {
+        let warning = Diagnostic::new(name, "no such variable is known here; it is left aside");
+        match nearest(name, known()) {
+            Some(near) => warning.with_hint(format!("did you mean `{near}`?")),
+            None => warning.with_hint("variables are `MAINSTAY_` and the key, as `MAINSTAY_SESSION_IDLE_EXPIRY`"),
+        }
+    };
+    names.iter().filter(|name| !used.contains(*name)).filter(stranger).map(warning).collect()
+}
+
+/// Whether the variable belongs to another part of the project: children are marked by one, the tests have some.
+fn is_ours(name: &str) -> bool {
+    [mainstay_keeper::MARKER_VARIABLE, "MAINSTAY_BIN"].contains(&name) || name.starts_with("MAINSTAY_TEST_")
+}
+
 /// The layer that the environment makes. Empty variables count as absent.
 ///
 /// # Errors
@@ -42,6 +69,7 @@ pub(super) fn layer(var: &dyn Fn(&str) -> Option<String>) -> Result<File, Diagno
     Ok(file)
 }
 
+const PREFIX: &str = "MAINSTAY_";
 /// The file of the configuration, for commands without `--config`.
 pub const CONFIG: &str = "MAINSTAY_CONFIG";
 /// The log filter, for example `info` or `mainstay=debug`.
@@ -208,6 +236,19 @@ mod tests {
         let fault = layer(&var).unwrap_err();
         assert_eq!(fault.origin, "MAINSTAY_SESSION_IDLE_EXPIRY");
         assert!(fault.message.contains("`soon`"), "{fault}");
+    }
+
+    #[test]
+    fn a_mistyped_variable_is_told_of_with_the_nearest() {
+        let names =
+            ["MAINSTAY_LISTE", "MAINSTAY_LISTEN", "MAINSTAY_X", "MAINSTAY_USED", "HOME", "MAINSTAY_TEST_THREADS"]
+                .map(str::to_owned);
+        let warnings = strangers(&names, &BTreeSet::from(["MAINSTAY_USED".to_owned()]));
+        assert_eq!(
+            warnings.iter().map(|warning| warning.origin.as_str()).collect::<Vec<_>>(),
+            ["MAINSTAY_LISTE", "MAINSTAY_X"]
+        );
+        assert_eq!(warnings[0].hint.as_deref(), Some("did you mean `MAINSTAY_LISTEN`?"));
     }
 
     #[test]

@@ -33,7 +33,9 @@ pub(super) fn locate_toml(text: &str, path: &[String]) -> Option<Range<usize>> {
     let mut table = document.get_ref();
     let mut found = None;
     for (depth, name) in path.iter().enumerate() {
-        let Some((key, value)) = table.iter().find(|(key, _)| key.get_ref() == name) else {
+        // Names of headers are compared without regard to case, and kept in lower case.
+        let alike = || table.iter().find(|(key, _)| key.get_ref().eq_ignore_ascii_case(name));
+        let Some((key, value)) = table.iter().find(|(key, _)| key.get_ref() == name).or_else(alike) else {
             break;
         };
         found = Some(if depth + 1 == path.len() && !value.get_ref().is_table() { value.span() } else { key.span() });
@@ -52,7 +54,12 @@ pub(super) fn locate_json(text: &str, path: &[String]) -> Option<Range<usize>> {
     for name in path {
         let quoted = serde_json::to_string(name).ok()?;
         let is_key = |at: &usize| text[*at + quoted.len()..].trim_start().starts_with(':');
-        let Some(at) = text[from..].match_indices(&quoted).map(|(at, _)| from + at).find(is_key) else {
+        let exact = text[from..].match_indices(&quoted).map(|(at, _)| from + at).find(is_key);
+        let alike = || {
+            let (rest, quoted) = (text[from..].to_ascii_lowercase(), quoted.to_ascii_lowercase());
+            rest.match_indices(&quoted).map(|(at, _)| from + at).find(is_key)
+        };
+        let Some(at) = exact.or_else(alike) else {
             break;
         };
         from = at + quoted.len();

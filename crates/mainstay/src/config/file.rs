@@ -229,7 +229,10 @@ pub(super) enum Offer {
 /// An address to listen on: `ADDRESS:PORT` or `localhost:PORT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(super) struct Listen(pub SocketAddr);
+pub struct Listen(
+    /// What it says.
+    pub SocketAddr,
+);
 
 impl FromStr for Listen {
     type Err = String;

@@ -7,20 +7,33 @@ use std::path::{Path, PathBuf};
 
 use super::check::{self, Fault};
 use super::diagnostic::Diagnostic;
+use super::expand::{Words, at_home};
 use super::file::{AdminTable, File, Listen, ServerTable};
-use super::{Config, anchored, clients, environment, fault};
+use super::{Config, Template, anchored, clients, environment, fault, survey};
+use origins::{Origins, Text};
+
+mod origins;
 
 /// Where the servers come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A file: TOML, or a client's `mcpServers` JSON as it is.
     File(PathBuf),
-    /// One stdio server: the program and its arguments.
-    Command(Vec<String>),
-    /// One HTTP server.
-    Url(String),
+    /// One stdio server: the program and its arguments; [`Single::values`] are its environment.
+    Command(Vec<String>, Single),
+    /// One HTTP server; [`Single::values`] are its headers.
+    Url(String, Single),
     /// None: defaults, environment and flags only.
     Nothing,
+}
+
+/// What the command line says of its one server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Single {
+    /// Its name; derived if absent.
+    pub name: Option<String>,
+    /// Variables or headers, by name.
+    pub values: Vec<(String, Template)>,
 }
 
 /// What the command line sets; it outweighs everything.
@@ -38,6 +51,8 @@ pub struct Overrides {
 pub struct Surroundings<'a> {
     /// Reads an environment variable.
     pub var: &'a dyn Fn(&str) -> Option<String>,
+    /// The names of all environment variables.
+    pub names: &'a [String],
     /// Whether the user is root.
     pub root: bool,
     /// The directory that relative paths of variables and flags start at.
@@ -89,30 +104,29 @@ pub fn load(source: &Source, overrides: &Overrides, around: &Surroundings<'_>) -
             origins.text = Some(read.text);
             read.file
         }
-        Source::Command(words) => single(clients::name_of_command(words), command_table(words)?),
-        Source::Url(url) => single(name_of_url(url), url_table(url)),
+        Source::Command(words, single) => {
+            one_server(single, clients::name_of_command(words), command_table(words, single)?)
+        }
+        Source::Url(url, single) => one_server(single, clients::name_of_url(url), url_table(url, single)),
         Source::Nothing => File::default(),
     };
     let variables = environment::layer(around.var)?;
-    let file = flags(overrides).over(variables).anchor(&around.working_dir).over(lowest);
+    let above = flags(overrides).over(variables);
+    let above = above.anchor(&around.working_dir, around.var).map_err(|fault| origins.place(fault))?;
     let default_dir = || super::default_state_dir(around.root, around.var);
-    match check::config(file, &default_dir) {
-        Ok(config) => Ok(Loaded { config, warnings }),
-        Err(found) => Err(Faults(found.into_iter().map(|fault| origins.place(fault)).collect())),
+    let config = check::config(above.over(lowest), &default_dir)
+        .map_err(|found| Faults(found.into_iter().map(|fault| origins.place(fault)).collect()))?;
+    warnings.extend(environment::strangers(around.names, &survey::references(&config)));
+    if *source != Source::Nothing {
+        warnings.extend(survey::survey(&config, around).into_iter().map(|fault| origins.place(fault)));
     }
+    Ok(Loaded { config, warnings })
 }
 
 struct Read {
     file: File,
     text: Text,
     warnings: Vec<Diagnostic>,
-}
-
-/// A file's text, kept to find places in it.
-struct Text {
-    origin: String,
-    text: String,
-    json: bool,
 }
 
 fn read_file(path: &Path, around: &Surroundings<'_>) -> Result<Read, Faults> {
@@ -123,34 +137,39 @@ fn read_file(path: &Path, around: &Surroundings<'_>) -> Result<Read, Faults> {
     })?;
     let place = anchored(&around.working_dir, path);
     let base = place.parent().unwrap_or(&around.working_dir);
-    if !clients::is_json(path, &text) {
-        let parsed: File = toml::from_str(&text).map_err(|error| fault::of_toml(&origin, &text, &error))?;
-        let file = parsed.anchor(base);
-        return Ok(Read { file, text: Text { origin, text, json: false }, warnings: Vec::new() });
+    let json = clients::is_json(path, &text);
+    let (file, warnings) = if json {
+        let client = clients::read(&origin, &text, &Words { var: around.var, folder: base })?;
+        (File { servers: client.servers, ..File::default() }, client.warnings)
+    } else {
+        (toml::from_str(&text).map_err(|error| fault::of_toml(&origin, &text, &error))?, Vec::new())
+    };
+    let text = Text { origin, text, json };
+    match file.anchor(base, around.var) {
+        Ok(file) => Ok(Read { file, text, warnings }),
+        Err(fault) => Err(text.place(fault).into()),
     }
-    let client = clients::read(&origin, &text)?;
-    let file = File { servers: client.servers, ..File::default() }.anchor(base);
-    Ok(Read { file, text: Text { origin, text, json: true }, warnings: client.warnings })
 }
 
-fn single(name: String, table: ServerTable) -> File {
+fn one_server(single: &Single, derived: String, table: ServerTable) -> File {
+    let name = single.name.clone().unwrap_or(derived);
     File { servers: BTreeMap::from([(name, table)]), ..File::default() }
 }
 
-fn command_table(words: &[String]) -> Result<ServerTable, Diagnostic> {
+fn command_table(words: &[String], single: &Single) -> Result<ServerTable, Diagnostic> {
     let Some((command, args)) = words.split_first() else {
         return Err(Diagnostic::new("command line", "no program after `--`"));
     };
-    Ok(ServerTable { command: Some(command.clone()), args: args.to_vec(), ..ServerTable::default() })
+    let env = revealed(&single.values);
+    Ok(ServerTable { command: Some(command.clone()), args: args.to_vec(), env, ..ServerTable::default() })
 }
 
-fn url_table(url: &str) -> ServerTable {
-    ServerTable { url: Some(url.to_owned()), ..ServerTable::default() }
+fn url_table(url: &str, single: &Single) -> ServerTable {
+    ServerTable { url: Some(url.to_owned()), headers: revealed(&single.values), ..ServerTable::default() }
 }
 
-fn name_of_url(url: &str) -> String {
-    let host = url.parse::<http::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned));
-    clients::as_name(&host.unwrap_or_default())
+fn revealed(values: &[(String, Template)]) -> BTreeMap<String, String> {
+    values.iter().map(|(name, value)| (name.clone(), value.reveal().to_owned())).collect()
 }
 
 fn flags(overrides: &Overrides) -> File {
@@ -163,50 +182,26 @@ fn flags(overrides: &Overrides) -> File {
 }
 
 impl File {
-    /// The same with relative paths starting at `base`.
-    fn anchor(mut self, base: &Path) -> Self {
-        let paths = [&mut self.state_dir, &mut self.admin.token_file];
-        let cwds = self.servers.values_mut().map(|server| &mut server.cwd);
-        for path in paths.into_iter().chain(cwds).flatten() {
-            *path = anchored(base, path);
-        }
-        self
-    }
-}
-
-/// Finds out who set a key.
-struct Origins<'a> {
-    var: &'a dyn Fn(&str) -> Option<String>,
-    flags: &'a Overrides,
-    text: Option<Text>,
-}
-
-impl Origins<'_> {
-    fn place(&self, fault: Fault) -> Diagnostic {
-        let key = fault.path.join(".");
-        let flag = match key.as_str() {
-            "listen" => self.flags.listen.map(|_| "--listen"),
-            "admin.listen" => self.flags.admin_listen.map(|_| "--admin"),
-            "state_dir" => self.flags.state_dir.as_ref().map(|_| "--state-dir"),
-            _ => None,
+    /// The same with relative paths starting at `base`, and those under `~/` at home.
+    fn anchor(mut self, base: &Path, var: &dyn Fn(&str) -> Option<String>) -> Result<Self, Fault> {
+        let homeless = |path: &[&str], message: String| Fault::new(path, message, Some("write the whole path"));
+        let anchor = |key: &[&str], path: &mut Option<PathBuf>| -> Result<(), Fault> {
+            let Some(written) = path else { return Ok(()) };
+            let at_home = written.to_str().map(|text| at_home(text, var)).transpose();
+            let at_home = at_home.map_err(|message| homeless(key, message))?.map(PathBuf::from);
+            *path = Some(anchored(base, at_home.as_ref().unwrap_or(written)));
+            Ok(())
         };
-        let set = |name: &&str| (self.var)(name).is_some_and(|value| !value.is_empty());
-        let variable = environment::VARIABLES.iter().find(|variable| variable.key == Some(&key));
-        let above = flag.or_else(|| variable.map(|variable| variable.name).filter(set));
-        let Diagnostic { location, message, .. } = Diagnostic::new("", fault.message);
-        let found = |origin: &str| Diagnostic { origin: origin.into(), location, message, hint: fault.hint };
-        match (above, &self.text) {
-            (Some(origin), _) => found(origin),
-            (None, None) => found("command line"),
-            (None, Some(text)) => {
-                let span = match text.json {
-                    true => fault::locate_json(&text.text, &fault.path[1.min(fault.path.len())..]),
-                    false => fault::locate_toml(&text.text, &fault.path),
-                };
-                let found = found(&text.origin);
-                span.map_or(found.clone(), |span| found.at(&text.text, span))
+        anchor(&["state_dir"], &mut self.state_dir)?;
+        anchor(&["admin", "token_file"], &mut self.admin.token_file)?;
+        for (name, server) in &mut self.servers {
+            anchor(&["servers", name, "cwd"], &mut server.cwd)?;
+            if let Some(command) = &mut server.command {
+                let key = ["servers", name, "command"];
+                *command = at_home(command, var).map_err(|message| homeless(&key, message))?;
             }
         }
+        Ok(self)
     }
 }
 
@@ -220,7 +215,7 @@ mod tests {
     use crate::config::{Reach, StoreKind, TerminalStatus};
 
     fn around(var: &dyn Fn(&str) -> Option<String>) -> Surroundings<'_> {
-        Surroundings { var, root: false, working_dir: PathBuf::from("/work dir") }
+        Surroundings { var, names: &[], root: false, working_dir: PathBuf::from("/work dir") }
     }
 
     fn home(name: &str) -> Option<String> {
@@ -286,7 +281,9 @@ mod tests {
     fn a_snapshot_and_the_shown_form_say_the_same_again() {
         let config = from_text("m.toml", WHOLE).unwrap().config;
         assert_eq!(Config::from_snapshot(&config.to_snapshot()).unwrap(), config);
-        let shown = from_text("m.toml", &config.to_toml()).unwrap().config;
+        let Faults(masked) = from_text("m.toml", &config.to_toml()).unwrap_err();
+        assert!(masked.iter().all(|fault| fault.message.contains("masked by `config show`")), "{masked:?}");
+        let shown = from_text("m.toml", &config.to_toml().replace('…', "")).unwrap().config;
         assert_eq!(shown.session, config.session);
         assert!(config.to_toml().contains("…${TICKETS_TOKEN}"));
         assert!(Config::from_snapshot(b"{}").is_err());
@@ -355,6 +352,9 @@ mod tests {
             ("[auth]\nmode = \"token\"\n[auth.tokens]\na = \"${A\"\n", 4, 5, "malformed", "${NAME}"),
             ("[auth]\nmode = \"token\"\n[auth.tokens]\n\"a b\" = \"${A}\"\n", 4, 9, "no name", "letters"),
             ("[servers.a]\n", 1, 10, "neither `command` nor `url`", "HTTP server"),
+            ("[servers.a]\nurl = \"http://localhost:7717/mcp/a\"\n", 2, 7, "is this gateway itself", "own command"),
+            ("listen = \"[::1]:9\"\n[servers.a]\nurl = \"http://[::1]:9/mcp\"\n", 3, 7, "`a` is this gateway", ""),
+            ("[servers.a]\nurl = \"http://h/\"\nheaders = { X = \"…\" }\n", 3, 17, "masked", "${NAME}"),
             ("[servers.a]\ncommand = \"x\"\nurl = \"http://x/\"\n", 3, 7, "both `command` and `url`", ""),
             ("[servers.a]\ncommand = \"x\"\nsharing = \"all\"\n", 3, 11, "not in this version", "session"),
             ("[servers.a]\nurl = \"http://u:p@h/\"\n", 2, 7, "credentials", "headers"),
@@ -392,21 +392,52 @@ mod tests {
     #[test]
     fn a_command_and_a_url_need_no_file() {
         let words = ["npx", "-y", "@scope/my-server"].map(str::to_owned).to_vec();
-        let loaded = load(&Source::Command(words), &Overrides::default(), &around(&home)).unwrap();
+        let loaded = load(&Source::Command(words, Single::default()), &Overrides::default(), &around(&home)).unwrap();
         assert_eq!(loaded.config.servers.keys().next().unwrap().as_str(), "my-server");
         assert_eq!(loaded.config.state_dir, Path::new("/home/u/.local/state/mainstay"));
-        let url = Source::Url("https://mcp.example.com/x".into());
+        let url = Source::Url("https://mcp.example.com/x".into(), Single::default());
         let loaded = load(&url, &Overrides::default(), &around(&home)).unwrap();
-        assert_eq!(loaded.config.servers.keys().next().unwrap().as_str(), "mcp.example.com");
-        let url = Source::Url("example.com".into());
+        assert_eq!(loaded.config.servers.keys().next().unwrap().as_str(), "mcp-example-com");
+        let url = Source::Url("example.com".into(), Single::default());
         assert!(load(&url, &Overrides::default(), &around(&home)).is_err());
+    }
+
+    #[test]
+    fn only_the_gateways_own_listener_is_itself() {
+        for url in ["http://127.0.0.1:7716/mcp", "http://10.0.0.1:7717/mcp/a", "http://127.0.0.1:7717/other"] {
+            assert!(from_text("m.toml", &format!("[servers.a]\nurl = \"{url}\"\n")).is_ok(), "{url}");
+        }
+        let flags = Overrides { listen: Some(([127, 0, 0, 1], 9).into()), ..Overrides::default() };
+        let url = Source::Url("http://127.0.0.1:9/mcp/a".into(), Single::default());
+        assert!(load(&url, &flags, &around(&home)).is_err());
+    }
+
+    #[test]
+    fn a_tilde_in_a_file_is_the_home_directory() {
+        let text = "state_dir = \"~/s\"\n[servers.a]\ncommand = \"~/bin/x\"\ncwd = \"~\"\n";
+        let config = from_text("m.toml", text).unwrap().config;
+        assert_eq!(config.state_dir, Path::new("/home/u/s"));
+        let Reach::Child { command, cwd, .. } = &config.servers.values().next().unwrap().reach else { unreachable!() };
+        assert_eq!((command.as_str(), cwd.as_deref()), ("/home/u/bin/x", Some(Path::new("/home/u"))));
+    }
+
+    #[test]
+    fn the_command_line_names_its_server_and_gives_it_values() {
+        let values = vec![("Authorization".to_owned(), Template::new("Bearer ${T}"))];
+        let single = Single { name: Some("mine".into()), values };
+        let loaded =
+            load(&Source::Url("https://e.com/mcp".into(), single), &Overrides::default(), &around(&home)).unwrap();
+        let server = &loaded.config.servers[&ServerName::parse("mine").unwrap()];
+        let Reach::Http { headers, .. } = &server.reach else { unreachable!() };
+        assert_eq!(headers["authorization"].reveal(), "Bearer ${T}");
+        assert!(loaded.warnings[0].message.contains("`T` is not set"), "{:?}", loaded.warnings);
     }
 
     #[test]
     fn a_client_file_is_one_and_its_faults_have_places() {
         let good = "{\"mcpServers\": {\"a\": {\"command\": \"x\", \"future\": 1}}}";
         let loaded = from_text("mcp.json", good).unwrap();
-        assert_eq!((loaded.config.servers.len(), loaded.warnings.len()), (1, 1));
+        assert_eq!((loaded.config.servers.len(), loaded.warnings.len()), (1, 2), "{:?}", loaded.warnings);
         let bad = "{\"mcpServers\": {\n \"a\": {\"url\": \"ftp://x\"}}}";
         let Faults(faults) = from_text("mcp.json", bad).unwrap_err();
         assert_eq!(faults[0].location.as_ref().unwrap().line, 2);

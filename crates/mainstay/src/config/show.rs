@@ -1,5 +1,6 @@
 //! The configuration in force, for people and programs to read.
 
+use super::check::MASK;
 use super::{Config, convert};
 
 impl Config {
@@ -32,7 +33,7 @@ impl Config {
 fn references(template: &str) -> String {
     let sources = mainstay_upstream::Template::parse(template).map(|parsed| parsed.sources()).unwrap_or_default();
     let shown: String = sources.iter().map(|source| format!("${{{source}}}")).collect();
-    if shown == template { shown } else { format!("…{shown}") }
+    if shown == template { shown } else { format!("{MASK}{shown}") }
 }
 
 #[cfg(test)]

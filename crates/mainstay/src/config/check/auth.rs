@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use super::{Faults, TEMPLATE_HINT};
+use super::{Faults, MASK, TEMPLATE_HINT};
 use crate::config::file::{self, AuthTable};
 use crate::config::tokens::{TOKENS_PER_NAME_MAX, TokenValue, TokenValues};
 use crate::config::{Auth, AuthMode, Template};
@@ -73,6 +73,13 @@ fn fits(path: &[&str], name: &str, value: &str, faults: &mut Faults) {
             return faults.add(path, &format!("a value of `{name}` is malformed: {error}"), TEMPLATE_HINT);
         }
     };
+    if value.starts_with(MASK) {
+        return faults.add(
+            path,
+            &format!("a value of `{name}` was masked by `config show`"),
+            "write the value itself, or `${NAME}`",
+        );
+    }
     if !template.sources().is_empty() {
         return;
     }
