@@ -152,7 +152,7 @@ impl Link {
 
     /// The client has taken the answer of this call, or never can: nothing of the call need be kept any more. The keeper
     /// lets go of it a second or two later, so that a worker that is killed in the moment of handing over leaves the
-    /// answer in custody. Never blocks. Does nothing for a call that is not known, nor for HTTP servers.
+    /// answer in custody; sooner only if a child has so much of it that it might have to wait. Never blocks. Does nothing for a call that is not known, nor for HTTP servers.
     ///
     /// Must follow every answer that was received, or an error in its place. A call whose [`AnswerStream`] (or pending
     /// [`call`](Self::call)) is dropped before that is settled by the link.

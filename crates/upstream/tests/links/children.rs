@@ -441,6 +441,7 @@ async fn left(mut stage: Stage) {
             panic!("it has steps")
         };
         drop(unread);
+        // What is given up is settled at a tick, and let go two later.
         tokio::time::sleep(Duration::from_secs(4)).await;
         std::process::abort();
     }
@@ -456,6 +457,7 @@ async fn crowded(mut stage: Stage) {
         for number in 1..=CALLS {
             let Ok(Answer::Whole(_)) = link.call(tool(number, "echo", json!({}))).await else { panic!("it echoes") };
         }
+        // What there is no room for is let go one or two seconds later, and nothing tells when.
         tokio::time::sleep(Duration::from_secs(3)).await;
         std::process::abort();
     }
