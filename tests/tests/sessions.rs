@@ -391,3 +391,27 @@ async fn s13a_every_refusal_of_a_request_carries_its_id_or_is_no_json_rpc_messag
     assert!(outcome.header("content-type").is_some_and(|media| media.starts_with("text/plain")));
     Ok(())
 }
+
+#[tokio::test]
+async fn s9_a_start_that_can_never_work_ends_and_names_the_file() -> Result<()> {
+    let (_up, mut gateway) = stand("").await?;
+    RawClient::open(&gateway.url("h")?, VERSION).await?;
+    gateway.stop().await?;
+    // The log beside the ledger holds its newest pages: both go, or SQLite mends the one from the other.
+    let files = ["ledger.db", "ledger.db-wal"].map(|name| gateway.state_dir().join(name));
+    let intact = files.each_ref().map(|file| std::fs::read(file).unwrap_or_default());
+    for (file, bytes) in files.iter().zip(&intact) {
+        std::fs::write(file, vec![b'x'; bytes.len()])?;
+    }
+    gateway.launch()?;
+    let status = gateway.wait_for_end(BOUND).await?;
+    assert!(!status.success());
+    assert!(gateway.log().contains("ledger.db"), "it names the file: {}", gateway.log());
+    assert!(std::fs::read(&files[0])?.iter().all(|byte| *byte == b'x'), "and leaves it as it is");
+    for (file, bytes) in files.iter().zip(&intact) {
+        std::fs::write(file, bytes)?;
+    }
+    gateway.start_again().await?;
+    assert_eq!(gateway.status().await?["sessions"]["stored"], 1);
+    Ok(())
+}

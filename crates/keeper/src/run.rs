@@ -65,6 +65,12 @@ pub enum KeeperError {
         #[source]
         source: io::Error,
     },
+    /// The first worker gave up before it was ready. It has said why; another would fare no better.
+    #[error("the worker could not serve and gave up with exit code {code}")]
+    FirstWorker {
+        /// Its exit code.
+        code: i32,
+    },
     /// The operating system refused what the keeper can't do without.
     #[error("could not {act}")]
     System {
@@ -89,7 +95,7 @@ impl KeeperError {
 /// ignored, as it is in a Rust program unless it asks for it.
 ///
 /// # Errors
-/// Only what keeps the keeper from starting; later trouble is logged and lived with.
+/// Only what keeps the keeper from starting, its first worker included; later trouble is logged and lived with.
 pub fn run(plan: Plan) -> Result<Ended, KeeperError> {
     if plan.listeners.len() > LISTENERS_MAX {
         return Err(KeeperError::Plan("too many listening sockets"));
@@ -188,11 +194,11 @@ async fn keep_worker(keeper: &Rc<Keeper>, start: &Start, stops: &mut Stops) -> R
         number += 1;
         respawn.started(Instant::now());
         match Worker::start(keeper, &start.program, &start.args, number) {
-            Ok(worker) => {
-                if let Some(ended) = attend(keeper, worker, start, stops).await {
-                    return Ok(ended);
-                }
-            }
+            Ok(worker) => match attend(keeper, worker, start, stops).await {
+                Attended::Stopped(ended) => return Ok(ended),
+                Attended::GaveUp { code } if number == 1 => return Err(KeeperError::FirstWorker { code }),
+                Attended::GaveUp { .. } | Attended::Died => {}
+            },
             Err(source) if number == 1 => {
                 return Err(KeeperError::Worker { path: start.program.clone(), source });
             }
@@ -217,16 +223,30 @@ fn ended_by(stop: Stop) -> Ended {
     }
 }
 
-/// Sees the worker to its end: `None` if it died by itself and another is needed.
-async fn attend(keeper: &Keeper, mut worker: Worker, start: &Start, stops: &mut Stops) -> Option<Ended> {
+/// How a worker came to its end.
+enum Attended {
+    /// A stop was wanted.
+    Stopped(Ended),
+    /// It gave up by itself before it was ever ready.
+    GaveUp { code: i32 },
+    /// It died; another is needed.
+    Died,
+}
+
+/// Sees the worker to its end.
+async fn attend(keeper: &Keeper, mut worker: Worker, start: &Start, stops: &mut Stops) -> Attended {
     let mut ended = None;
     let mut kill_at = Some(worker.started_at + READY_BOUND);
     let (link, pidfd) = (Rc::clone(&worker.link), Rc::clone(&worker.pidfd));
     loop {
         tokio::select! {
             () = pidfd.ended() => {
-                worker.bury(keeper).await;
-                return ended;
+                let code = worker.bury(keeper).await;
+                return match (ended, code) {
+                    (Some(ended), _) => Attended::Stopped(ended),
+                    (None, Some(code)) if !link.is_ready() => Attended::GaveUp { code },
+                    (None, _) => Attended::Died,
+                };
             }
             () = link.ready_said.notified() => {
                 tracing::info!(worker = worker.number(), after_ms = ms_since(worker.started_at), "worker is ready");

@@ -83,8 +83,9 @@ impl Worker {
         self.report(result)
     }
 
-    /// Reaps the dead worker and does what it had still said. Children are nobody's afterwards.
-    pub(crate) async fn bury(mut self, keeper: &Keeper) {
+    /// Reaps the dead worker and does what it had still said. Children are nobody's afterwards. What comes back is the
+    /// exit code with which it gave up by itself, if it did.
+    pub(crate) async fn bury(mut self, keeper: &Keeper) -> Option<i32> {
         if !self.serving_is_over {
             // Everything it sent is in the socket, and then comes the end, unless a process that it started still
             // holds the other end: nothing more is to be expected of that.
@@ -101,11 +102,18 @@ impl Worker {
         }
         let number = self.number();
         match status {
-            Ok(status) if status.success() => tracing::info!(worker = number, "worker exited"),
-            Ok(status) => {
-                tracing::warn!(worker = number, code = ?status.code(), signal = ?status.signal(), "worker died");
+            Ok(status) if status.success() => {
+                tracing::info!(worker = number, "worker exited");
+                None
             }
-            Err(error) => tracing::error!(worker = number, %error, "worker died, nobody knows how"),
+            Ok(status) => {
+                tracing::warn!(worker = number, code = status.code(), signal = status.signal(), "worker died");
+                status.code()
+            }
+            Err(error) => {
+                tracing::error!(worker = number, %error, "worker died, nobody knows how");
+                None
+            }
         }
     }
 
