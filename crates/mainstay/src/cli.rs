@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{ListenAddress, environment};
@@ -34,7 +35,7 @@ mod tokens;
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return unparsed(&error),
+        Err(error) => return unparsed(&with_tip(error)),
     };
     let out = Output::new(cli.global.json);
     match run(cli, &out) {
@@ -47,14 +48,36 @@ pub fn main() -> ExitCode {
 fn unparsed(error: &clap::Error) -> ExitCode {
     let json = std::env::args_os().take_while(|word| word != "--").any(|word| word == "--json");
     if error.use_stderr() && json {
-        let text = error.to_string();
-        let first = text.lines().next().unwrap_or_default();
-        let cause = anyhow::anyhow!("{}", first.trim_start_matches("error: "));
-        return Failure::usage(cause).hint("see `mainstay --help`").report(&Output::new(true));
+        return misspelt(&error.to_string()).report(&Output::new(true));
     }
     // A reader that has gone away needs no help.
     let _ = error.print();
     if error.use_stderr() { exit::USAGE.into() } else { exit::OK.into() }
+}
+
+/// The same error; where a server's command lacks its dashes, with that tip.
+fn with_tip(mut error: clap::Error) -> clap::Error {
+    let stray = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word)) if !word.starts_with('-') => word.clone(),
+        _ => return error,
+    };
+    let of_serve = error.get(ContextKind::Usage).is_some_and(|usage| usage.to_string().contains("mainstay serve"));
+    if error.kind() == ErrorKind::UnknownArgument && of_serve {
+        let tip = format!("put `--` before the command: `mainstay serve -- {stray} …`");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
+}
+
+/// What is wrong with a command line, as a failure: everything that is said of it, its tips as the hint.
+fn misspelt(text: &str) -> Failure {
+    let (said, _) = text.split_once("\nUsage:").unwrap_or((text, ""));
+    let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("For more"));
+    let tips: Vec<&str> = lines().filter_map(|line| line.strip_prefix("tip: ")).collect();
+    let told: Vec<&str> = lines().filter(|line| !line.starts_with("tip: ")).collect();
+    let told = told.join(" ");
+    let failure = Failure::usage(anyhow::anyhow!("{}", told.trim_start_matches("error: ")));
+    failure.hint(if tips.is_empty() { "see `mainstay --help`".to_owned() } else { tips.join("; ") })
 }
 
 fn run(cli: Cli, out: &Output) -> Result<(), Failure> {
@@ -91,7 +114,7 @@ fn start_log(global: &Global) -> Result<(), Failure> {
 
 /// Durable session gateway for the Model Context Protocol.
 #[derive(Debug, Parser)]
-#[command(name = "mainstay", version, arg_required_else_help = true, after_help = exit::HELP)]
+#[command(name = "mainstay", version, arg_required_else_help = true, after_help = further_help())]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -103,19 +126,21 @@ struct Cli {
 #[derive(Debug, Args)]
 struct Global {
     /// Answer in JSON, errors too
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING)]
     json: bool,
-    /// Log filter, for example `info` or `warn,mainstay=debug`
-    #[arg(long, global = true, env = environment::LOG, value_name = "FILTER")]
+    /// Log filter, for example `warn,mainstay=debug` [default: info]
+    #[arg(long, global = true, env = environment::LOG, value_name = "FILTER", help_heading = GLOBAL_HEADING)]
     log: Option<String>,
     /// Log format
-    #[arg(long, global = true, env = environment::LOG_FORMAT, value_enum, default_value = "human", value_name = "FORMAT")]
+    #[arg(long, global = true, env = environment::LOG_FORMAT, value_enum, default_value = "human", value_name = "FORMAT",
+        help_heading = GLOBAL_HEADING)]
     log_format: telemetry::Format,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the gateway in the foreground
+    #[command(after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
     /// Show in a minute what the gateway does: sessions that survive kill -9
     Demo,
@@ -171,7 +196,7 @@ enum TokensCommand {
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
     /// Say whether a configuration is right, and where it is not
-    Check(SourceArgs),
+    Check(config::CheckArgs),
     /// Show the configuration in force, with every default
     Show(config::ShowArgs),
     /// Print the JSON Schema of the configuration file
@@ -184,13 +209,13 @@ struct SourceArgs {
     /// Configuration: TOML, or a client's mcpServers JSON as it is
     #[arg(long, env = environment::CONFIG, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Directory of everything durable
+    /// Directory of everything durable [env: MAINSTAY_STATE_DIR] [default: ~/.local/state/mainstay, root's is /var/lib/mainstay]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Where MCP clients connect; port 0 takes a free one
+    /// Where MCP clients connect; port 0 takes a free one [env: MAINSTAY_LISTEN] [default: 127.0.0.1:7717]
     #[arg(long, value_name = "ADDR")]
     listen: Option<ListenAddress>,
-    /// Where the admin port listens; port 0 takes a free one
+    /// Where the admin port listens; port 0 takes a free one [env: MAINSTAY_ADMIN_LISTEN] [default: 127.0.0.1:7718]
     #[arg(long, value_name = "ADDR")]
     admin: Option<ListenAddress>,
 }
@@ -237,13 +262,31 @@ impl std::fmt::Debug for Unseen {
 /// Which running gateway is meant.
 #[derive(Debug, Args)]
 struct Place {
-    /// The gateway's state directory
+    /// The gateway's state directory [env: MAINSTAY_STATE_DIR]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// The gateway's configuration, which names the state directory
     #[arg(long, env = environment::CONFIG, value_name = "FILE")]
     config: Option<PathBuf>,
 }
+
+fn further_help() -> String {
+    format!("{EXAMPLES}\n\n{}", exit::HELP)
+}
+
+const GLOBAL_HEADING: &str = "Options of every command";
+const EXAMPLES: &str = "\
+Examples:
+  mainstay demo
+  mainstay serve -- npx -y @modelcontextprotocol/server-filesystem /srv
+  mainstay sessions list --state ready";
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  mainstay serve --config servers.json
+  mainstay serve --name files --env LOG=debug -- npx -y @modelcontextprotocol/server-filesystem /srv
+  mainstay serve --url https://example.com/mcp --header 'Authorization: Bearer ${TOKEN}'
+
+The log goes to standard error.";
 
 #[cfg(test)]
 mod tests {
@@ -254,6 +297,20 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_told_whole_with_its_tips() {
+        let told = |words: &[&str]| {
+            let failure = misspelt(&with_tip(Cli::try_parse_from(words).unwrap_err()).to_string());
+            format!("{failure:?}")
+        };
+        let forgotten = told(&["mainstay", "serve", "npx", "-y", "x"]);
+        assert!(forgotten.contains("'npx'") && forgotten.contains("-- npx"), "{forgotten}");
+        let missing = told(&["mainstay", "sessions", "show"]);
+        assert!(missing.contains("required") && missing.contains("REF"), "{missing}");
+        assert!(Cli::try_parse_from(["mainstay", "sessions", "list", "--limit", "0"]).is_err());
+        assert!(Cli::try_parse_from(["mainstay", "config", "check", "m.toml"]).is_ok());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `mainstay audit`: who did what to which session.
 
+use std::num::NonZeroUsize;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -19,8 +21,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "ACTION")]
     action: Option<String>,
     /// How many at most, the newest first
-    #[arg(long, default_value_t = 100, value_name = "COUNT")]
-    limit: usize,
+    #[arg(long, default_value = "100", value_name = "COUNT")]
+    limit: NonZeroUsize,
     #[command(flatten)]
     place: Place,
 }
@@ -30,8 +32,8 @@ pub(super) fn run(args: &Args, out: &Output) -> Result<(), Failure> {
     let session = args.session.as_deref().map(checked).transpose()?;
     let api = Api::find(&args.place)?;
     let mut listed = Listed { entries: Vec::new(), next: None };
-    while listed.entries.len() < args.limit {
-        let limit = (args.limit - listed.entries.len()).min(PAGE_ENTRIES_MAX).to_string();
+    while listed.entries.len() < args.limit.get() {
+        let limit = (args.limit.get() - listed.entries.len()).min(PAGE_ENTRIES_MAX).to_string();
         let before = listed.next.map(|next| next.to_string());
         let asked = query(&[
             ("limit", Some(&limit)),
@@ -56,7 +58,7 @@ pub(super) fn run(args: &Args, out: &Output) -> Result<(), Failure> {
     }
     out.line(&lines_of(&shown))?;
     if listed.next.is_some() {
-        out.note(&format!("there are older ones: `--limit {}`", args.limit.saturating_mul(10)));
+        out.note(&format!("there are older ones: `--limit {}`", args.limit.get().saturating_mul(10)));
     }
     Ok(())
 }

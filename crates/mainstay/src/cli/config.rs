@@ -1,10 +1,12 @@
 //! `mainstay config`: check, show, schema. Also how every command reads its configuration.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::api::Api;
-use super::failure::Failure;
+use super::failure::{Failure, Fault};
 use super::output::{Output, plain};
 use super::{Place, ServeArgs, SourceArgs, Unseen};
 use crate::config::{
@@ -12,15 +14,27 @@ use crate::config::{
     schema,
 };
 
-/// Says whether the configuration is right.
-pub(super) fn check(args: &SourceArgs, out: &Output) -> Result<(), Failure> {
-    let source = named_source(args)?;
-    let Loaded { config, warnings } = load(&source, args)?;
+#[derive(Debug, Args)]
+pub(super) struct CheckArgs {
+    /// The same as `--config FILE`
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+/// Says whether the configuration is right. What is missing on this machine is no fault of it, and told of.
+pub(super) fn check(args: &CheckArgs, out: &Output) -> Result<(), Failure> {
+    let source = match &args.file {
+        Some(file) => Source::File(file.clone()),
+        None => named_source(&args.source)?,
+    };
+    let Loaded { config, warnings } = load(&source, &args.source)?;
     if out.is_json() {
         return out.document(&Checked {
             valid: true,
             servers: config.servers.keys().map(ToString::to_string).collect(),
-            warnings: warnings.iter().map(ToString::to_string).collect(),
+            warnings: warnings.iter().map(Fault::of).collect(),
         });
     }
     warn(&warnings, out);
@@ -122,7 +136,8 @@ pub(super) fn of_place(place: &Place) -> Result<Config, Failure> {
 /// Tells what was tolerated.
 pub(super) fn warn(warnings: &[Diagnostic], out: &Output) {
     for warning in warnings {
-        out.note(&format!("warning: {warning}"));
+        let hint = warning.hint.as_ref().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
+        out.note(&format!("warning: {warning}{hint}"));
     }
 }
 
@@ -155,10 +170,10 @@ fn with_surroundings(source: &Source, overrides: &Overrides) -> Result<Loaded, F
 }
 
 #[derive(Serialize)]
-struct Checked {
+struct Checked<'a> {
     valid: bool,
     servers: Vec<String>,
-    warnings: Vec<String>,
+    warnings: Vec<Fault<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]

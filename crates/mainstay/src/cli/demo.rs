@@ -21,7 +21,7 @@ mod subject;
 /// Shows it.
 pub(super) fn run(out: &Output) -> Result<(), Failure> {
     let mut subject = Subject::prepare()?;
-    let mut told = Told { out, steps: Vec::new() };
+    let mut told = Told { out, steps: Vec::new(), interrupted: false };
     let walked = block_on(async {
         tokio::select! {
             walked = tokio::time::timeout(WALK_BOUND, walk(&mut subject, &mut told)) => {
@@ -29,6 +29,7 @@ pub(super) fn run(out: &Output) -> Result<(), Failure> {
             }
             interrupted = tokio::signal::ctrl_c() => {
                 interrupted?;
+                told.interrupted = true;
                 Err(anyhow!("interrupted").into())
             }
         }
@@ -38,6 +39,11 @@ pub(super) fn run(out: &Output) -> Result<(), Failure> {
             subject.clean_up()?;
             told.step("stopped the gateway and removed its directory")?;
             if out.is_json() { out.document(&told.steps) } else { Ok(()) }
+        }
+        // Whoever stopped it has no use for its log.
+        Err(failure) if told.interrupted || failure.is_closed_pipe() => {
+            subject.clean_up()?;
+            Err(failure)
         }
         Err(failure) => Err(failure.hint(format!("the gateway's log is `{}`", subject.log_file().display()))),
     }
@@ -90,6 +96,7 @@ fn ensure(holds: bool, otherwise: &str) -> anyhow::Result<()> {
 struct Told<'a> {
     out: &'a Output,
     steps: Vec<Step>,
+    interrupted: bool,
 }
 
 #[derive(Serialize)]

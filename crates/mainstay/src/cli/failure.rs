@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::exit;
 use super::output::Output;
-use crate::config::Faults;
+use crate::config::{Diagnostic, Faults};
 
 /// Why a command did not do what it was asked.
 #[derive(Debug)]
@@ -50,18 +50,26 @@ impl Failure {
         self.code == exit::NOT_FOUND
     }
 
+    /// Whether the reader of our output has gone away.
+    pub(super) fn is_closed_pipe(&self) -> bool {
+        self.cause.chain().any(|cause| {
+            cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+        })
+    }
+
     /// Tells it on standard error, and gives the exit code. A reader that closed our output is no failure to tell of.
     pub(super) fn report(&self, out: &Output) -> ExitCode {
-        let closed = |cause: &(dyn std::error::Error + 'static)| {
-            cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-        };
-        if self.cause.chain().any(closed) {
+        if self.is_closed_pipe() {
             return exit::OK.into();
         }
         if out.is_json() {
             let causes: Vec<String> = self.cause.chain().skip(1).map(ToString::to_string).collect();
-            let error = self.cause.to_string();
-            out.note_json(&Report { error: &error, causes: &causes, hint: self.hint.as_deref(), exit_code: self.code });
+            let faults = self.cause.downcast_ref::<Faults>();
+            let faults: Vec<Fault<'_>> = faults.into_iter().flat_map(|faults| &faults.0).map(Fault::of).collect();
+            let messages: Vec<&str> = faults.iter().map(|fault| fault.message).collect();
+            let error = if faults.is_empty() { self.cause.to_string() } else { messages.join("; ") };
+            let hint = self.hint.as_deref();
+            out.note_json(&Report { error: &error, causes: &causes, hint, exit_code: self.code, faults });
         } else {
             out.note(&self.to_text());
         }
@@ -132,13 +140,50 @@ struct Report<'a> {
     causes: &'a [String],
     hint: Option<&'a str>,
     exit_code: u8,
+    /// What is wrong with the configuration, if that is what it is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    faults: Vec<Fault<'a>>,
+}
+
+/// A fault of the configuration, or a warning, for programs.
+#[derive(Serialize)]
+pub(super) struct Fault<'a> {
+    /// The file, if it is in one.
+    file: Option<&'a str>,
+    line: Option<usize>,
+    column: Option<usize>,
+    /// The file, variable or flag.
+    origin: &'a str,
+    message: &'a str,
+    hint: Option<&'a str>,
+}
+
+impl<'a> Fault<'a> {
+    /// The same as `told`.
+    pub(super) fn of(told: &'a Diagnostic) -> Self {
+        let Diagnostic { origin, location, message, hint } = told;
+        let place = location.as_ref();
+        Self {
+            file: place.map(|_| origin.as_str()),
+            line: place.map(|place| place.line),
+            column: place.map(|place| place.column),
+            origin,
+            message,
+            hint: hint.as_deref(),
+        }
+    }
 }
 
 impl From<anyhow::Error> for Failure {
     fn from(cause: anyhow::Error) -> Self {
-        Self { code: exit::FAILED, cause, hint: None }
+        let denied = cause.chain().any(|cause| {
+            cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+        });
+        Self { code: exit::FAILED, cause, hint: denied.then(|| DENIED_HINT.to_owned()) }
     }
 }
+
+const DENIED_HINT: &str = "run it as the user whose gateway it is, or name another directory with `--state-dir`";
 
 impl From<io::Error> for Failure {
     fn from(cause: io::Error) -> Self {
@@ -159,7 +204,6 @@ mod tests {
     use anyhow::anyhow;
 
     use super::*;
-    use crate::config::Diagnostic;
 
     #[test]
     fn a_failure_is_told_as_error_causes_and_hint() {
@@ -171,6 +215,12 @@ mod tests {
     fn each_fault_of_a_configuration_keeps_its_own_hint() {
         let faults = Faults(vec![Diagnostic::new("f", "a").with_hint("b"), Diagnostic::new("f", "c")]);
         assert_eq!(Failure::from(faults).to_text(), "error: f: a\nhint: b\nerror: f: c");
+    }
+
+    #[test]
+    fn who_may_not_is_told_what_to_do() {
+        let failure = Failure::from(anyhow!(io::Error::from(io::ErrorKind::PermissionDenied)).context("read `x`"));
+        assert!(failure.to_text().contains("hint: run it as the user"), "{}", failure.to_text());
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub(super) fn list(place: &Place, out: &Output) -> Result<(), Failure> {
     if out.is_json() {
         return out.document(&listed);
     }
-    let mut shown = table(&["NAME", "TRANSPORT", "PATH", "SESSIONS", "CALLS"]);
+    let mut shown = table(&["NAME", "TRANSPORT", "PATH", "SESSIONS", "IN FLIGHT"]);
     for server in listed.servers {
         let (sessions, calls) = (server.sessions.to_string(), server.calls.to_string());
         shown.add_row([server.name, server.transport, server.path, sessions, calls]);

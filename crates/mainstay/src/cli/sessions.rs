@@ -1,5 +1,8 @@
 //! `mainstay sessions`: find, show, drain, close.
 
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use mainstay_core::id::SessionRef;
@@ -49,7 +52,7 @@ pub(super) struct ListArgs {
     filter: Filter,
     /// How many at most; all of them if absent
     #[arg(long, value_name = "COUNT")]
-    limit: Option<usize>,
+    limit: Option<NonZeroUsize>,
     /// Begin behind this place: the `next` of an earlier list
     #[arg(long, value_name = "PLACE")]
     after: Option<String>,
@@ -79,7 +82,7 @@ impl Filter {
 
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {
-    /// The session: `s-` and ten digits, as listed
+    /// The session: `s-` and ten hexadecimal digits, as listed
     #[arg(value_name = "REF")]
     session: String,
     #[command(flatten)]
@@ -88,7 +91,8 @@ pub(super) struct ShowArgs {
 
 /// Lists sessions.
 fn list(args: &ListArgs, out: &Output) -> Result<(), Failure> {
-    let wanted = Wanted { state: args.state.as_deref(), filter: &args.filter, limit: args.limit };
+    let wanted =
+        Wanted { state: args.state.as_deref(), filter: &args.filter, limit: args.limit.map(NonZeroUsize::get) };
     let listed = find(&Api::find(&args.place)?, &wanted, args.after.clone())?;
     if out.is_json() {
         return out.document(&listed);
@@ -99,9 +103,36 @@ fn list(args: &ListArgs, out: &Output) -> Result<(), Failure> {
     }
     out.line(&lines_of(&shown))?;
     if let Some(next) = listed.next {
-        out.note(&format!("there are more; go on with `--after {next}`"));
+        out.note(&format!("more: {}", continued(args, &next)));
     }
     Ok(())
+}
+
+/// The command that lists what comes behind `next`.
+fn continued(args: &ListArgs, next: &str) -> String {
+    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+    let options = [
+        ("--state-dir", path(&args.place.state_dir)),
+        ("--config", path(&args.place.config)),
+        ("--state", args.state.clone()),
+        ("--server", args.filter.server.clone()),
+        ("--principal", args.filter.principal.clone()),
+        ("--agent", args.filter.agent.clone()),
+        ("--limit", args.limit.map(|limit| limit.to_string())),
+        ("--after", Some(next.to_owned())),
+    ];
+    let given = options.into_iter().filter_map(|(name, value)| Some(format!("{name} {}", quoted(&plain(&value?)))));
+    given.fold("mainstay sessions list".to_owned(), |command, option| format!("{command} {option}"))
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let bare = |symbol: char| symbol.is_ascii_alphanumeric() || "/._-:@+=".contains(symbol);
+    if !word.is_empty() && word.chars().all(bare) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
 }
 
 /// Which sessions are asked for.
@@ -140,7 +171,8 @@ fn find(api: &Api, wanted: &Wanted<'_>, after: Option<String>) -> Result<Listed,
 pub(super) fn checked(text: &str) -> Result<String, Failure> {
     let found = SessionRef::parse(text).map(|session_ref| session_ref.to_string());
     found.ok_or_else(|| {
-        Failure::usage(anyhow!("`{}` is no session's ref", plain(text)))
+        // It may be a session's id, which is a secret: it is not repeated.
+        Failure::usage(anyhow!("this is no session's ref"))
             .hint("a ref is `s-` and ten hexadecimal digits; see `mainstay sessions list`")
     })
 }
@@ -152,7 +184,8 @@ fn row(session: &Value) -> Vec<String> {
         _ => ago(session["seen_at"].as_str().unwrap_or_default()),
     };
     let continuity = match (session["continuity"].as_str(), session["remade_count"].as_u64()) {
-        (Some(continuity), Some(times @ 1..)) => format!("{} ({times}x remade)", plain(continuity)),
+        (Some("remade"), Some(times @ 1..)) => format!("remade {times}x"),
+        (Some(continuity), Some(times @ 1..)) => format!("{}, remade {times}x", plain(continuity)),
         (Some(continuity), _) => plain(continuity),
         (None, _) => "-".to_owned(),
     };
@@ -191,7 +224,7 @@ mod tests {
         let session = json!({"ref": "s-0000000001", "client": "x\u{1b}[2J", "calls": 2, "continuity": "remade", "remade_count": 3});
         let row = row(&session);
         assert_eq!(row[4], "x\\u{1b}[2J");
-        assert_eq!((row[6].as_str(), row[7].as_str()), ("2 in flight", "remade (3x remade)"));
+        assert_eq!((row[6].as_str(), row[7].as_str()), ("2 in flight", "remade 3x"));
         assert_eq!((row[1].as_str(), row[5].as_str()), ("-", "-"));
     }
 
@@ -204,6 +237,19 @@ mod tests {
     #[test]
     fn only_refs_are_asked_for() {
         assert!(checked("s-0123456789").is_ok());
-        assert!(checked("../status").is_err());
+        assert!(!format!("{:?}", checked("CANARY").unwrap_err()).contains("CANARY"));
+    }
+
+    #[test]
+    fn the_command_for_more_keeps_what_was_asked() {
+        let args = ListArgs {
+            state: Some("ready".into()),
+            filter: Filter::default(),
+            limit: NonZeroUsize::new(2),
+            after: None,
+            place: Place { state_dir: Some("/a b".into()), config: None },
+        };
+        let told = continued(&args, "s-0123456789");
+        assert_eq!(told, "mainstay sessions list --state-dir '/a b' --state ready --limit 2 --after s-0123456789");
     }
 }

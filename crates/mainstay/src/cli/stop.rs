@@ -19,6 +19,8 @@ pub(super) fn run(place: &Place, out: &Output) -> Result<(), Failure> {
         .filter(|owner| owner.is_alive())
         .ok_or_else(|| gateway::absent(&state_dir))?;
     let pid = owner.identity.pid();
+    // A memory store has no ledger.
+    let sessions_kept = state_dir.join(LEDGER_FILE).exists();
     match mainstay_keeper::signal(owner.identity, Signal::TERM) {
         Ok(()) => {}
         Err(SignalError::NotRunning { .. }) => return Err(gateway::absent(&state_dir)),
@@ -26,9 +28,10 @@ pub(super) fn run(place: &Place, out: &Output) -> Result<(), Failure> {
     }
     wait(&|| owner.is_alive(), pid, out).map_err(|failure| still_there(failure, &state_dir))?;
     if out.is_json() {
-        return out.document(&Stopped { stopped: pid });
+        return out.document(&Stopped { stopped: pid, sessions_kept });
     }
-    out.line(&format!("the gateway (pid {pid}) has stopped; its sessions are kept"))
+    let sessions = if sessions_kept { "kept" } else { "gone: its store was memory" };
+    out.line(&format!("the gateway (pid {pid}) has stopped; its sessions are {sessions}"))
 }
 
 /// Waits while `alive`, telling of it from the second second on.
@@ -56,8 +59,10 @@ fn still_there(failure: Failure, state_dir: &Path) -> Failure {
 #[derive(Serialize)]
 struct Stopped {
     stopped: u32,
+    sessions_kept: bool,
 }
 
+const LEDGER_FILE: &str = "ledger.db";
 /// Longer than a drain with everything that may follow it.
 const STOP_BOUND: Duration = Duration::from_secs(60);
 const TELL_AFTER: Duration = Duration::from_secs(1);

@@ -3,6 +3,10 @@
 use std::fmt;
 use std::ops::Range;
 
+use excerpt::{Excerpt, excerpt, is_inside};
+
+mod excerpt;
+
 /// One fault of a configuration (or one thing worth a warning).
 ///
 /// `Display` gives one `origin:line:column: message` line and, where the place is known, the line with a caret below.
@@ -26,9 +30,11 @@ pub struct Location {
     pub line: usize,
     /// Counted from 1, in characters.
     pub column: usize,
-    /// The line, as it may be shown.
-    pub excerpt: String,
-    /// How many characters the fault covers on this line, at least 1.
+    /// The line, as it may be shown: masked, and cut if it is long.
+    pub excerpt: Box<str>,
+    /// Where in the excerpt the fault begins, counted from 1, in characters.
+    pub mark: usize,
+    /// How many characters of the excerpt the fault covers, at least 1.
     pub width: usize,
 }
 
@@ -55,7 +61,7 @@ impl Diagnostic {
 
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(Location { line, column, excerpt, width }) = &self.location else {
+        let Some(Location { line, column, excerpt, mark, width }) = &self.location else {
             return write!(f, "{}: {}", self.origin, self.message);
         };
         writeln!(f, "{}:{line}:{column}: {}", self.origin, self.message)?;
@@ -63,7 +69,7 @@ impl fmt::Display for Diagnostic {
         let margin = " ".repeat(number.len());
         writeln!(f, " {margin} |")?;
         writeln!(f, " {number} | {excerpt}")?;
-        write!(f, " {margin} | {}{}", " ".repeat(column - 1), "^".repeat(*width))
+        write!(f, " {margin} | {}{}", " ".repeat(mark - 1), "^".repeat(*width))
     }
 }
 
@@ -77,12 +83,14 @@ impl Location {
         let line_end = text[start..].find('\n').map_or(text.len(), |newline| start + newline);
         let end = floor_char_boundary(text, span.end).clamp(start, line_end);
         let line_text = text[line_start..line_end].trim_end_matches('\r');
-        let shown = if may_hold_secrets(text, line_start, line_end) { masked(line_text) } else { line_text.into() };
+        let inside = is_inside(text, line_start, line_end);
+        let Excerpt { text: excerpt, mark, width } = excerpt(line_text, start - line_start..end - line_start, inside);
         Self {
             line: text[..line_start].matches('\n').count() + 1,
             column: text[line_start..start].chars().count() + 1,
-            excerpt: shown.replace('\t', " "),
-            width: text[start..end].chars().count().max(1),
+            excerpt: excerpt.into(),
+            mark,
+            width,
         }
     }
 
@@ -105,93 +113,6 @@ fn floor_char_boundary(text: &str, index: usize) -> usize {
     index
 }
 
-/// Whether the line belongs to a table or object of header or environment values: such a word stands on it, or the last
-/// one before it has neither been closed by a brace nor followed by another table. Errs on the side of yes.
-fn may_hold_secrets(text: &str, line_start: usize, line_end: usize) -> bool {
-    if SECRET_TABLES.iter().any(|word| text[line_start..line_end].contains(word)) {
-        return true;
-    }
-    let before = &text[..line_start];
-    let opened = SECRET_TABLES.iter().filter_map(|word| before.rfind(word)).max();
-    opened.is_some_and(|at| {
-        let since = &text[at..line_start];
-        // The braces of `${VAR}` open and close nothing.
-        let references = since.matches("${").count();
-        let opening = since.matches('{').count() - references;
-        let closing = since.matches('}').count().saturating_sub(references);
-        let inside_braces = opening > closing;
-        let inside_table = opening == 0 && closing == 0 && !text[at..line_end].contains("\n[");
-        inside_braces || inside_table
-    })
-}
-
-/// The line with every value replaced by as many asterisks, so that carets still point right. Keys are kept.
-fn masked(line: &str) -> String {
-    let mut shown = String::with_capacity(line.len());
-    let mut rest = line;
-    while let Some(open) = rest.find(['"', '\'']) {
-        let quote = rest[open..].chars().next().unwrap_or('"');
-        shown.push_str(&bare_masked(&rest[..open]));
-        shown.push(quote);
-        let inside = &rest[open + 1..];
-        let close = closing_quote(inside, quote);
-        let after = inside.get(close + 1..).unwrap_or("");
-        let key = after.trim_start().starts_with([':', '=']);
-        let content = &inside[..close];
-        if key {
-            shown.push_str(content);
-        } else {
-            shown.extend(content.chars().map(|_| '*'));
-        }
-        if close < inside.len() {
-            shown.push(quote);
-        }
-        rest = after;
-    }
-    shown.push_str(&bare_masked(rest));
-    shown
-}
-
-/// The same for text without quotes: a value that lost them is a value still.
-fn bare_masked(text: &str) -> String {
-    if text.starts_with('[') {
-        return text.into();
-    }
-    let mut shown = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(word_at) = rest.find(|symbol| !is_structure(symbol)) {
-        let (before, word) = rest.split_at(word_at);
-        let (word, after) = word.split_at(word.find(is_structure).unwrap_or(word.len()));
-        shown.push_str(before);
-        // Base64 may end like a key does.
-        let is_value = before.trim_end().ends_with([':', '=']) || !after.trim_start().starts_with([':', '=']);
-        match is_value {
-            true => shown.extend(word.chars().map(|_| '*')),
-            false => shown.push_str(word),
-        }
-        rest = after;
-    }
-    shown.push_str(rest);
-    shown
-}
-
-fn is_structure(symbol: char) -> bool {
-    symbol.is_whitespace() || matches!(symbol, '=' | ':' | ',' | '{' | '}' | '[' | ']')
-}
-
-fn closing_quote(text: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, symbol) in text.char_indices() {
-        if !escaped && symbol == quote {
-            return at;
-        }
-        escaped = !escaped && symbol == '\\' && quote == '"';
-    }
-    text.len()
-}
-
-const SECRET_TABLES: &[&str] = &["headers", "env", "tokens"];
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,7 +130,7 @@ mod tests {
         assert_eq!(Location::of("", 0..0).line, 1);
         assert_eq!(Location::of("é = 1\n", 1..2).column, 1);
         assert_eq!(Location::of("a\nb\n", 9..12).line, 3);
-        assert_eq!(Location::of_line("{\n  \"a\": x\n}", 2, 8).excerpt, "  \"a\": x");
+        assert_eq!(Location::of_line("{\n  \"a\": x\n}", 2, 8).excerpt.as_ref(), "  \"a\": x");
     }
 
     #[test]
@@ -228,10 +149,10 @@ mod tests {
             }
         }
         let bare = Location::of("headers = { X = 31, Y = \"s\" }", 16..18).excerpt;
-        assert_eq!(bare, "headers = { X = **, Y = \"*\" }");
-        assert_eq!(Location::of("[auth.tokens]", 1..12).excerpt, "[auth.tokens]");
+        assert_eq!(bare.as_ref(), "headers = { X = …, Y = \"…\" }");
+        assert_eq!(Location::of("[auth.tokens]", 1..12).excerpt.as_ref(), "[auth.tokens]");
         let plain = "[servers.a.env]\nA = \"${X}\"\n[session]\nidle_expiry = \"soon\"\n";
         let at = plain.find("soon").unwrap();
-        assert_eq!(Location::of(plain, at..at + 4).excerpt, "idle_expiry = \"soon\"");
+        assert_eq!(Location::of(plain, at..at + 4).excerpt.as_ref(), "idle_expiry = \"soon\"");
     }
 }

@@ -7,9 +7,17 @@ use toml::de::{DeTable, DeValue};
 use super::diagnostic::{Diagnostic, Location};
 use super::nearest::nearest;
 
-/// The diagnostic of a TOML reader's error.
-pub(super) fn of_toml(origin: &str, text: &str, error: &toml::de::Error) -> Diagnostic {
+mod unknown;
+
+/// The diagnostics of a TOML reader's error: where it does not know a key, one for every such key.
+pub(super) fn of_toml(origin: &str, text: &str, error: &toml::de::Error) -> Vec<Diagnostic> {
+    let unknown = unknown::keys(origin, text);
+    if unknown.is_empty() { vec![one_of_toml(origin, text, error)] } else { unknown }
+}
+
+fn one_of_toml(origin: &str, text: &str, error: &toml::de::Error) -> Diagnostic {
     let (message, hint) = reworded(error.message());
+    let hint = hint.or_else(|| looks_like_yaml(text).then(|| YAML_HINT.to_owned()));
     let fault = Diagnostic { origin: origin.into(), location: None, message, hint };
     match error.span() {
         Some(span) => fault.at(text, span),
@@ -76,10 +84,42 @@ fn reworded(message: &str) -> (String, Option<String>) {
         let mut names = message.split('`').skip(1).step_by(2);
         if let (true, Some(word)) = (message.starts_with(theirs), names.next()) {
             let known: Vec<&str> = names.collect();
+            let known: Vec<&str> = known.into_iter().filter(|value| !LATER_VALUES.contains(value)).collect();
             return (format!("{ours} `{word}`"), suggestion(word, &known));
         }
     }
-    (without_strings(message), None)
+    if message == "wanted string or table" {
+        return ("a text is expected here".into(), None);
+    }
+    match in_plain_words(message) {
+        Some(told) => told,
+        None => (without_strings(message), None),
+    }
+}
+
+/// `invalid type: integer `3`, expected a string` in the words of people who write files.
+fn in_plain_words(message: &str) -> Option<(String, Option<String>)> {
+    let rest = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "))?;
+    // The value may be a secret that has an `expected` in it: the last one is the reader's.
+    let (found, expected) = rest.rsplit_once(", expected ")?;
+    let found = FOUND.iter().find(|(theirs, _)| found.starts_with(theirs)).map_or("another value", |(_, ours)| ours);
+    if let Some(table) = expected.strip_prefix("struct ") {
+        let name = table.trim_end_matches("Table").to_ascii_lowercase();
+        let hint = match name.as_str() {
+            "server" => "write `[servers.NAME]`, and below it `command = …` or `url = …`".to_owned(),
+            name => format!("write `[{name}]`, and its keys below it"),
+        };
+        return Some((format!("a table is expected here, not {found}"), Some(hint)));
+    }
+    let ours = EXPECTED.iter().find(|(theirs, _)| *theirs == expected).map_or(expected, |(_, ours)| ours);
+    Some((format!("{ours} is expected here, not {found}"), None))
+}
+
+/// Whether the first line that says something is `key:`, as in YAML.
+fn looks_like_yaml(text: &str) -> bool {
+    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default();
+    let key = first.split(':').next().filter(|_| first.contains(':')).unwrap_or_default();
+    first == "---" || (!key.is_empty() && key.chars().all(|symbol| symbol.is_alphanumeric() || "_-".contains(symbol)))
 }
 
 /// What could stand in place of `word`.
@@ -104,6 +144,28 @@ fn without_strings(message: &str) -> String {
     }
 }
 
+const YAML_HINT: &str =
+    "this looks like YAML; a configuration is TOML (`[servers.files]`), or a client's mcpServers JSON";
+/// Values that are read for the sake of a better message, and are not in this version.
+const LATER_VALUES: &[&str] = &["jwt", "both", "principal", "all"];
+const FOUND: &[(&str, &str)] = &[
+    ("string", "a text"),
+    ("integer", "a number"),
+    ("floating point", "a number"),
+    ("boolean", "true or false"),
+    ("sequence", "a list"),
+    ("map", "a table"),
+    ("number", "a number"),
+    ("list in a list", "a list in a list"),
+];
+const EXPECTED: &[(&str, &str)] = &[
+    ("usize", "a whole number"),
+    ("a string", "a text"),
+    ("path string", "a path, as a text,"),
+    ("a sequence", "a list of texts"),
+    ("a map", "a table"),
+    ("a boolean", "true or false"),
+];
 /// Keys of the design that this version does not have yet.
 const LATER_KEYS: &[&str] = &["keep_alive", "watch", "issuer", "audience"];
 
@@ -119,14 +181,18 @@ mod tests {
         assert_eq!(far.1.as_deref(), Some("known here: listen, store"));
         let later = reworded("unknown field `keep_alive`, expected `idle_expiry`");
         assert!(later.1.unwrap().contains("not in this version"));
-        let value = reworded("unknown variant `al`, expected one of `session`, `all`");
-        assert_eq!(value, ("unknown value `al`".into(), Some("did you mean `all`?".into())));
+        let value = reworded("unknown variant `sesion`, expected one of `session`, `all`");
+        assert_eq!(value, ("unknown value `sesion`".into(), Some("did you mean `session`?".into())));
+        let value = reworded("unknown variant `oidc`, expected one of `none`, `token`, `jwt`");
+        assert_eq!(value.1.as_deref(), Some("known here: none, token"));
     }
 
     #[test]
     fn i6_a_string_of_the_wrong_type_is_not_repeated() {
         let (message, _) = reworded("invalid type: string \"Bearer CAN\"ARY\", expected a map");
-        assert_eq!(message, "invalid type: string, expected a map");
+        assert_eq!(message, "a table is expected here, not a text");
+        let (message, _) = reworded("invalid type: integer `424242`, expected a string");
+        assert_eq!(message, "a text is expected here, not a number");
     }
 
     #[test]

@@ -135,6 +135,10 @@ fn read_file(path: &Path, around: &Surroundings<'_>) -> Result<Read, Faults> {
         Diagnostic::new(&origin, format!("the configuration file can't be read: {error}"))
             .with_hint("check the path, or start without a file: `mainstay serve -- CMD ARGS…`")
     })?;
+    if text.trim_start_matches('\u{feff}').trim().is_empty() {
+        let hint = "write TOML, such as `[servers.files]` and `command = \"…\"`, or give a client's mcpServers JSON";
+        return Err(Diagnostic::new(&origin, "the configuration file is empty").with_hint(hint).into());
+    }
     let place = anchored(&around.working_dir, path);
     let base = place.parent().unwrap_or(&around.working_dir);
     let json = clients::is_json(path, &text);
@@ -142,7 +146,7 @@ fn read_file(path: &Path, around: &Surroundings<'_>) -> Result<Read, Faults> {
         let client = clients::read(&origin, &text, &Words { var: around.var, folder: base })?;
         (File { servers: client.servers, ..File::default() }, client.warnings)
     } else {
-        (toml::from_str(&text).map_err(|error| fault::of_toml(&origin, &text, &error))?, Vec::new())
+        (toml::from_str(&text).map_err(|error| Faults(fault::of_toml(&origin, &text, &error)))?, Vec::new())
     };
     let text = Text { origin, text, json };
     match file.anchor(base, around.var) {
@@ -371,6 +375,43 @@ mod tests {
             assert_eq!((at_line, at_column), (line, column), "{text}: {said}");
             assert!(said.contains(message) && hinted.contains(hint), "{text}: {said} / {hinted}");
         }
+    }
+
+    #[test]
+    fn wrong_types_are_told_in_plain_words() {
+        for (text, message, hint) in [
+            ("admin = \"127.0.0.1:1\"\n", "a table is expected here, not a text", "`[admin]`"),
+            ("[limits]\nbody_bytes_max = \"1\"\n", "a whole number is expected here, not a text", ""),
+            ("[limits]\nbody_bytes_max = -1\n", "a whole number is expected here, not a number", ""),
+            ("[servers.a]\nargs = \"x\"\n", "a list of texts is expected here, not a text", ""),
+            ("[servers]\na = \"x\"\n", "a table is expected here, not a text", "`[servers.NAME]`"),
+            ("[servers.a]\ncommand = 3\n", "a text is expected here, not a number", ""),
+            ("listen = 3\n", "a text is expected here, not a number", ""),
+            ("[auth]\nmode = 3\n", "a text is expected here", ""),
+            ("[auth]\nrequire_agent = \"x\"\n", "true or false is expected here, not a text", ""),
+            ("[server.a]\ncommand = \"x\"\n", "unknown key `server`", "did you mean `servers`?"),
+            ("servers:\n  a:\n    command: x\n", "", "YAML"),
+        ] {
+            let (_, _, said, hinted) = fault(text);
+            assert!(said.contains(message) && hinted.contains(hint), "{text}: {said} / {hinted}");
+        }
+        let Faults(faults) = from_text("m.toml", " \n").unwrap_err();
+        assert!(faults[0].message.contains("empty") && faults[0].hint.is_some());
+    }
+
+    #[test]
+    fn every_unknown_key_is_told_at_once() {
+        let text = "lisen = 1\n[server.a]\nx = 1\n[servers.b]\ncomand = \"x\"\nenv = { any = \"x\" }\n[auth.tokens]\nany = 3\n[session]\nkeep_alive = 1\n";
+        let Faults(faults) = from_text("m.toml", text).unwrap_err();
+        let told: Vec<_> =
+            faults.iter().map(|fault| (fault.location.as_ref().unwrap().line, fault.message.as_str())).collect();
+        let keys = [
+            (1, "unknown key `lisen`"),
+            (2, "unknown key `server`"),
+            (5, "unknown key `comand`"),
+            (10, "unknown key `keep_alive`"),
+        ];
+        assert_eq!(told, keys);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! "Did you mean": the known word that a mistyped one is nearest to.
 
-/// The candidate within a third of `word`'s length in single-letter edits; the nearest, then the first.
+/// The candidate within a third of `word`'s length in single-letter edits; the nearest, then one that `word` begins
+/// (people forget endings), then the first.
 pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let edits_max = (word.chars().count() / 3).max(1);
     candidates
         .into_iter()
         .map(|candidate| (edits(word, candidate), candidate))
         .filter(|(distance, _)| *distance <= edits_max)
-        .min_by_key(|(distance, _)| *distance)
+        .min_by_key(|(distance, candidate)| (*distance, !candidate.starts_with(word)))
         .map(|(_, candidate)| candidate)
 }
 
@@ -36,7 +37,7 @@ mod tests {
 
     #[test]
     fn the_nearest_known_word_is_found_and_far_ones_are_not() {
-        let known = ["listen", "state_dir", "store", "servers"];
+        let known = ["listen", "state_dir", "store", "serve", "servers"];
         for (word, expected) in [
             ("lisen", Some("listen")),
             ("statedir", Some("state_dir")),

@@ -41,7 +41,7 @@ pub(in crate::cli) struct CloseArgs {
 /// Which sessions are to end: those named, or all that match.
 #[derive(Debug, Args)]
 struct Which {
-    /// The sessions: `s-` and ten digits, as listed
+    /// The sessions: `s-` and ten hexadecimal digits, as listed
     #[arg(value_name = "REF")]
     sessions: Vec<String>,
     #[command(flatten)]
