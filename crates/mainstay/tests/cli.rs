@@ -5,7 +5,7 @@
     reason = "a test of real processes: bounded waits, and any failure fails it"
 )]
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -295,6 +295,47 @@ fn u3_the_demo_shows_one_session_through_both_deaths_and_leaves_nothing() {
     );
     assert!(told.iter().any(|step| step.contains("what was lost is said")), "{told:?}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_demo_that_is_interrupted_or_not_read_leaves_nothing() {
+    for interrupt in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut demo = Command::new(PROGRAM);
+        let demo = demo.arg("demo").env("TMPDIR", dir.path()).stdin(Stdio::null());
+        let mut demo = demo.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(demo.stdout.take().unwrap());
+        let mut first = String::new();
+        stdout.read_line(&mut first).unwrap();
+        assert!(first.contains("started a gateway"), "{first}");
+        if interrupt {
+            let pid = rustix::process::Pid::from_child(&demo);
+            rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        } else {
+            drop(stdout);
+        }
+        let output = demo.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(i32::from(interrupt)), "{}", stderr(&output));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn what_is_missing_is_a_warning_and_no_fault() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("mcp.json");
+    std::fs::write(&file, r#"{"mcpServers": {"a": {"command": "no-such-program-here"}}}"#).unwrap();
+    let output = run(Command::new(PROGRAM).args(["--json", "config", "check"]).arg(&file).env("MAINSTAY_LISTE", "x"));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let told: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let warnings = told["warnings"].as_array().unwrap();
+    assert_eq!(warnings.len(), 2, "{told}");
+    assert_eq!(warnings[0]["hint"], "did you mean `MAINSTAY_LISTEN`?");
+    assert_eq!((&warnings[1]["line"], &warnings[1]["file"]), (&1.into(), &file.to_str().unwrap().into()));
+    std::fs::write(&file, "{\"mcpServers\": {\"a\": {\"url\": \"ftp://x\"}}}").unwrap();
+    let output = run(Command::new(PROGRAM).args(["--json", "config", "check"]).arg(&file));
+    let told: Value = serde_json::from_str(&stderr(&output)).unwrap();
+    assert_eq!((output.status.code(), &told["faults"][0]["line"]), (Some(2), &1.into()), "{told}");
 }
 
 #[test]
