@@ -14,7 +14,7 @@ pub(super) struct Excerpt {
 
 /// The excerpt of `line` with its bytes `marked` marked. `inside` says that the line begins within a table of secrets.
 ///
-/// Values of such tables become [`MASK`], whose length says nothing; a line that can't be read is masked as a whole.
+/// Values of such tables, and URLs with credentials, become [`MASK`], whose length says nothing; a line that can't be read is masked as a whole.
 /// Errs on the side of masking.
 pub(super) fn excerpt(line: &str, marked: Range<usize>, inside: bool) -> Excerpt {
     let mut shown = Shown { chars: Vec::new(), mark: None, end: 0 };
@@ -136,7 +136,8 @@ impl Reader {
             }
             // Where quotes are missing, one token may reach from within one text into the next.
             let wild = token.quote.is_some() && text[1..].contains(['=', ':', '{']);
-            return self.secret.is_some() && (!token.closed || wild);
+            let credentials = text.split_once("://").is_some_and(|(_, rest)| rest.contains('@'));
+            return credentials || (self.secret.is_some() && (!token.closed || wild));
         }
         let names_something = rest.trim_start().starts_with([':', '=']);
         let is_key = match token.quote {
@@ -219,6 +220,7 @@ mod tests {
     fn i6_only_values_of_secret_tables_are_masked_and_the_mark_stays_right() {
         for (line, marked, text, under) in [
             ("a = 1", "1", "a = 1", "1"),
+            ("store = \"postgres://u:p@h/d\"", "\"postgres://u:p@h/d\"", "store = \"…\"", "\"…\""),
             ("headers = { X = \"Bearer s\", Y = 31 } # c", "31", "headers = { X = \"…\", Y = … } # c", "…"),
             ("{\"env\": {\"A\": \"é\"}, \"url\": 5}", "5", "{\"env\": {\"A\": \"…\"}, \"url\": 5}", "5"),
             ("{\"command\": 5, \"env\": {}}", "5", "{\"command\": 5, \"env\": {}}", "5"),
