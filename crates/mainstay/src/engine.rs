@@ -96,6 +96,10 @@ pub struct Engine {
     pub(crate) openings: Openings,
     pub(crate) metrics: Metrics,
     key_folder: Option<PathBuf>,
+    /// One rotation of the keys at a time.
+    rotating: tokio::sync::Mutex<()>,
+    /// When a stranger at a session was last put on record.
+    strangers: Mutex<BTreeMap<SessionKey, Timestamp>>,
     pub(crate) settings: Settings,
     pub(crate) clock: Clock,
     pub(crate) epoch: Epoch,
@@ -196,6 +200,8 @@ impl Engine {
             openings: Openings::default(),
             metrics: parts.metrics,
             key_folder: parts.key_folder,
+            rotating: tokio::sync::Mutex::default(),
+            strangers: Mutex::default(),
             settings: parts.settings,
             clock: parts.clock,
             epoch: parts.epoch,
@@ -284,6 +290,11 @@ impl Engine {
         self.held.lock().remove(key)
     }
 
+    /// The sessions whose children are held, and how many calls those still have open.
+    pub(crate) fn held_idle(&self) -> Vec<(SessionKey, usize)> {
+        self.held.lock().iter().map(|(key, held)| (*key, held.open.len())).collect()
+    }
+
     /// The sessions whose children are held.
     pub(crate) fn held_keys(&self) -> Vec<SessionKey> {
         self.held.lock().keys().copied().collect()
@@ -333,11 +344,31 @@ impl Engine {
         let now = self.now().unix_millis();
         let last = served.warned_at.load(Ordering::Relaxed);
         let due = now.saturating_sub(last) >= WARN_EVERY_MS;
+        // The words of a child may hold what it was given in confidence; they are in its own log.
+        let failure: &dyn std::fmt::Display =
+            if let Failure::ChildExited { exit, .. } = failure { exit } else { failure };
         if due && served.warned_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             tracing::warn!(server = %server, failure = %failure, "server fails");
         } else {
             tracing::debug!(server = %server, failure = %failure, "server fails");
         }
+    }
+
+    /// Whether strangers at `key` should be put on record now: not each try of somebody who tries all day.
+    pub(crate) fn is_news(&self, key: SessionKey) -> bool {
+        let now = self.now();
+        let mut strangers = self.strangers.lock();
+        if strangers.get(&key).is_some_and(|at| now.since(*at) < STRANGER_EVERY) {
+            return false;
+        }
+        if strangers.len() >= STRANGERS_MAX {
+            strangers.retain(|_, at| now.since(*at) < STRANGER_EVERY);
+        }
+        if strangers.len() >= STRANGERS_MAX {
+            return false;
+        }
+        strangers.insert(key, now);
+        true
     }
 
     /// Hands a hint to the ledger; it never waits.
@@ -398,6 +429,9 @@ pub(crate) fn refused(refusal: &Refusal) -> Refused {
 pub(crate) const SESSION_UNKNOWN: &str = "no such session; send `initialize` without a session id to open one";
 /// How long a request is held before it is refused: under the 60 s after which real clients give up (S13a).
 pub(crate) const HOLD: Duration = Duration::from_secs(50);
+/// How often strangers at one session are put on record, and for how many sessions that is remembered.
+pub(crate) const STRANGER_EVERY: Duration = Duration::from_mins(1);
+pub(crate) const STRANGERS_MAX: usize = 1024;
 /// The longest time between two looks of the reaper.
 pub(crate) const REAPER_PAUSE_MAX: Duration = Duration::from_mins(1);
 /// How often a failing server is told of at the most.

@@ -14,7 +14,7 @@ use mainstay_core::id::{Epoch, SessionKey};
 use mainstay_core::session::{Contract, Terms};
 use mainstay_keeper::client::{Attached, Custody, Held, Order, Welcome};
 use mainstay_store::keys::Keyring;
-use mainstay_store::{Place, Store};
+use mainstay_store::{Place, Store, StoreError};
 use mainstay_upstream::{Environment, Notice, Upstreams, dismiss, parse_label};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -114,7 +114,7 @@ async fn build(
     let keyring = Arc::new(keyring);
     let store = Store::open(place, Arc::clone(&keyring)).context("opening the ledger")?;
     let nonce = u64::from_be_bytes(entropy()?);
-    let epoch = begin(&store, clock, nonce, &custody).await;
+    let epoch = begin(&store, clock, nonce, &custody).await?;
     let census = Census::new(
         config.limits.sessions_max,
         config.session.max_per_principal,
@@ -148,11 +148,14 @@ async fn build(
 
 /// Begins this worker's epoch, for as long as that takes. While the disk is full or read-only requests wait in the
 /// listeners' backlogs; to die of it would only make them wait longer.
-async fn begin(store: &Store, clock: Clock, nonce: u64, custody: &Custody) -> Epoch {
+async fn begin(store: &Store, clock: Clock, nonce: u64, custody: &Custody) -> anyhow::Result<Epoch> {
     let mut pause = EPOCH_RETRY_FIRST;
     loop {
         match store.begin_epoch(clock.now(), nonce).await {
-            Ok(epoch) => return epoch,
+            Ok(epoch) => return Ok(epoch),
+            Err(error @ StoreError::OtherKeys) => {
+                return Err(error).context("beginning this worker's epoch; the next worker loads the new keys");
+            }
             Err(error) => {
                 tracing::error!(error = %error, "the ledger cannot be written; requests wait until it can");
                 // Not stuck, but waiting: the keeper must not replace this worker by another that waits as well.

@@ -100,6 +100,17 @@ pub enum StoreError {
     OtherKeys,
 }
 
+impl From<StoreError> for CommitError {
+    /// A commit that could not be made for want of what it had to read first.
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Full(cause) => Self::Full(cause),
+            StoreError::Unavailable(cause) => Self::Unavailable(cause),
+            StoreError::OtherKeys => Self::Fenced { own: None, current: None },
+        }
+    }
+}
+
 /// Why a commit failed. Nothing of it has changed.
 #[derive(Clone, Debug, Error)]
 pub enum CommitError {

@@ -217,6 +217,13 @@ impl Child {
         }
     }
 
+    /// Whether a call is open that no client has the answer of.
+    pub(crate) fn has_open_calls(&self) -> bool {
+        let state = lock(&self.state);
+        let current = state.current.as_ref().map(|current| &current.running);
+        current.into_iter().chain(state.previous.as_ref()).any(|running| running.has_open_calls())
+    }
+
     /// The client said `initialized`: so does the link, once per process.
     pub(crate) async fn confirm(self: &Arc<Self>) {
         lock(&self.state).kept.handshake.confirmed = true;

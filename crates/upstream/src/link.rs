@@ -150,6 +150,15 @@ impl Link {
         }
     }
 
+    /// Whether a child still has calls of this session that no client has the answer of, those of earlier workers
+    /// included. HTTP servers have none that would be known of here.
+    pub fn has_open_calls(&self) -> bool {
+        match &self.0 {
+            Way::Http(_) => false,
+            Way::Child(child) => child.has_open_calls(),
+        }
+    }
+
     /// The client has taken the answer of this call, or never can: nothing of the call need be kept any more. The keeper
     /// lets go of it a second or two later, so that a worker that is killed in the moment of handing over leaves the
     /// answer in custody; sooner only if a child has so much of it that it might have to wait. Never blocks. Does nothing for a call that is not known, nor for HTTP servers.

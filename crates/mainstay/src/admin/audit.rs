@@ -49,4 +49,5 @@ pub(super) async fn list(
 }
 
 const PAGE_ENTRIES_DEFAULT: usize = 100;
-const PAGE_ENTRIES_MAX: usize = 1000;
+// One row more is asked for, to know whether there is a next page; the ledger gives 1000 at most.
+const PAGE_ENTRIES_MAX: usize = 999;

@@ -136,7 +136,8 @@ fn behind(session_ref: SessionRef) -> SessionKey {
 }
 
 const PAGE_SESSIONS_DEFAULT: usize = 100;
-const PAGE_SESSIONS_MAX: usize = 1000;
+// One row more is asked for, to know whether there is a next page; the ledger gives 1000 at most.
+const PAGE_SESSIONS_MAX: usize = 999;
 const REASON_DEFAULT: &str = "closed by an operator";
 const REASON_CHARS_MAX: usize = 200;
 

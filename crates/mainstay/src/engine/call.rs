@@ -145,8 +145,7 @@ impl Engine {
     pub fn batch(self: &Arc<Self>, live: &Arc<Live>, requests: Vec<Request>) -> Result<Reply, Refused> {
         let base = self.next_streams(requests.len() as u64 + 1);
         let stream = Stream::new(live.key.tag(), base, Some(batch_ids(&requests)));
-        live.keep(&stream, self.settings.streams_max)
-            .map_err(|_| Refused::new(Code::LimitReached, "the limit `streams_max` of this session is reached"))?;
+        live.keep(&stream, self.settings.streams_max).map_err(|_| streams_crowded())?;
         let mut drivers = Vec::with_capacity(requests.len());
         for (request, place) in requests.into_iter().zip(0_u64..) {
             if request.method == Method::Ping {
@@ -255,6 +254,10 @@ impl Engine {
             flight,
         })
     }
+}
+
+pub(crate) fn streams_crowded() -> Refused {
+    Refused::new(Code::LimitReached, "the limit `streams_max` of this session is reached")
 }
 
 /// The number of the call at `place` in a batch whose stream is `base`.

@@ -81,11 +81,18 @@ impl Engine {
     ///
     /// # Errors
     /// As [`find`](Self::find).
-    pub(crate) async fn load(self: &Arc<Self>, key: SessionKey) -> Result<Arc<Live>, Refused> {
-        match self.live.get(&key).map(|live| Arc::clone(&live)) {
-            Some(live) => Ok(live),
-            None => self.restore(key, None).await,
+    pub(crate) async fn load(self: &Arc<Self>, key: SessionKey) -> Result<Entry, Refused> {
+        for _ in 0..LOOKS_MAX {
+            let live = match self.live.get(&key).map(|live| Arc::clone(&live)) {
+                Some(live) => live,
+                None => self.restore(key, None).await?,
+            };
+            if let Some(entry) = live.enter() {
+                return Ok(entry);
+            }
+            drop(self.lane(&key).lock().await);
         }
+        Err(Refused::new(Code::Unavailable, "the session keeps leaving memory; try again"))
     }
 
     async fn restore(self: &Arc<Self>, key: SessionKey, asker: Option<&Principal>) -> Result<Arc<Live>, Refused> {
@@ -139,7 +146,7 @@ impl Engine {
 
     /// Puts on record that somebody asked for a session that is not his (S4, I5).
     fn note_stranger(&self, refusal: &Refusal, key: SessionKey, server: &ServerName, asker: &Principal) {
-        if *refusal == Refusal::OtherPrincipal {
+        if *refusal == Refusal::OtherPrincipal && self.is_news(key) {
             let actor = Actor::Client(asker.clone());
             let entry = self.audit_entry(actor, Action::StrangerRefused, Some(key), server, "");
             self.store.hint(Write::Audit(entry));
@@ -183,7 +190,13 @@ impl Engine {
         let held = self.take_held(&stored.key);
         let link = Link::restore(&self.upstreams, &served.server, handshake, remembered, held, self.notices.clone());
         let key = stored.key;
-        let live = Live::new(Parts { session, server: Arc::clone(&served.server), link, listen: self.listen_stream() });
+        let live = Live::new(Parts {
+            session,
+            server: Arc::clone(&served.server),
+            link,
+            listen: self.listen_stream(),
+            life: self.next_streams(1).number,
+        });
         self.live.insert(key, Arc::clone(&live));
         self.metrics.restored("resumed");
         tracing::info!(session = %session_ref, server = %served.server.name, "session restored");

@@ -100,6 +100,45 @@ impl Engine {
         done.is_ok()
     }
 
+    /// Ends a session from its row, without waking it: its server need not even be configured any more. One that is woken
+    /// meanwhile is ended where it is.
+    ///
+    /// # Errors
+    /// As [`end`](Self::end).
+    pub(crate) async fn end_stored(
+        self: &Arc<Self>,
+        key: SessionKey,
+        input: Input,
+        actor: Actor,
+    ) -> Result<(), Refused> {
+        let engine = Arc::clone(self);
+        let ending = spawn(async move {
+            let lane = engine.lane(&key).lock().await;
+            if let Some(live) = engine.live.get(&key).map(|live| Arc::clone(&live)) {
+                drop(lane);
+                return engine.end(&live, input, actor).await;
+            }
+            let unwritten = |_| Refused::new(Code::Internal, "the ledger cannot be written now; the session goes on");
+            let decision = match engine.store.find(key).await {
+                Ok(Stored::Live(record)) => match Session::restore(*record, &engine.asked()) {
+                    Restoration::Resumed(session) => {
+                        session.decide(engine.now(), &input, &engine.settings.terms).map_err(|no| refused(&no))?
+                    }
+                    Restoration::Refused(_, decision)
+                    | Restoration::Overdue(decision)
+                    | Restoration::Unfinished(decision) => decision,
+                },
+                Ok(Stored::Ended(tombstone)) => return Err(refused(&Refusal::Ended(tombstone.state))),
+                Ok(Stored::Unreadable(_) | Stored::Absent) => {
+                    return Err(Refused::new(Code::SessionUnknown, "there is no such session that could be ended"));
+                }
+                Err(_) => return Err(Refused::new(Code::Unavailable, "the ledger cannot be read now")),
+            };
+            engine.commit_ending(&decision.changes, None, actor).await.map_err(unwritten)
+        });
+        ending.await.unwrap_or_else(|_| Err(Refused::new(Code::Internal, "the ending failed in the gateway")))
+    }
+
     /// Expires a session that is in the ledger only. The caller holds its lane.
     async fn expire_stored(&self, key: SessionKey) -> bool {
         let record = match self.store.find(key).await {
@@ -152,7 +191,8 @@ impl Engine {
             let owed = match owed.clone() {
                 Some(owed) => Some(owed),
                 None => {
-                    let record = self.store.resume_record(tombstone.key).await.ok().flatten();
+                    // Unreadable for now is not nothing: to forget the record would leak the server's session unseen.
+                    let record = self.store.resume_record(tombstone.key).await.map_err(CommitError::from)?;
                     record.and_then(|record| record.owed_delete(self.now()))
                 }
             };

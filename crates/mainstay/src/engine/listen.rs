@@ -16,6 +16,7 @@ use mainstay_store::Write;
 use mainstay_upstream::{ListsChanged, Notice};
 use tokio::sync::mpsc;
 
+use crate::engine::call::streams_crowded;
 use crate::engine::live::Live;
 use crate::engine::stream::{Reader, Stream, Weight};
 use crate::engine::{Engine, ListenStream, Refused};
@@ -63,7 +64,10 @@ impl Engine {
         // was too long for the cursor leaves nothing to answer to.
         let request = event.request.ok_or_else(unknown)?;
         let stream = Stream::continued(live.key.tag(), event.stream, Some(request.clone()), event.sequence);
-        let _ = live.keep(&stream, self.settings.streams_max);
+        let known = live.keep_once(&stream, self.settings.streams_max).map_err(|_| streams_crowded())?;
+        if let Some(known) = known {
+            return Ok(Followed::Resumed(known.read(Some(event.sequence), Some(cursor.to_owned()))));
+        }
         let reader = stream.read(None, Some(cursor.to_owned()));
         self.take_up(live, &stream, &request);
         Ok(Followed::Resumed(reader))

@@ -91,6 +91,8 @@ pub struct Parts {
     pub link: Arc<Link>,
     /// The listening stream's id.
     pub listen: StreamId,
+    /// Tells this life of the session in memory from every other one in this epoch.
+    pub life: u64,
 }
 
 impl Live {
@@ -102,7 +104,9 @@ impl Live {
             version: record.version,
             server: parts.server,
             link: parts.link,
-            listen: Stream::new(record.key.tag(), parts.listen, None),
+            // A later life of the session in this epoch must not repeat the event ids of an earlier one: the number that it
+            // starts from was never used.
+            listen: Stream::continued(record.key.tag(), parts.listen, None, parts.life << LISTEN_LIFE_BITS),
             ended: Latch::default(),
             gate: Mutex::new(Gate { session: parts.session, leaving: false }),
             traffic: Mutex::default(),
@@ -152,6 +156,17 @@ impl Live {
         }
         self.entries.fetch_add(1, Ordering::AcqRel);
         Ok((Entry(Arc::clone(self)), gate.session.touch(now, terms)))
+    }
+
+    /// Lets an operator's order in: it counts as use until the entry is dropped, so that the session stays in memory.
+    /// `None` if it is leaving.
+    pub fn enter(self: &Arc<Self>) -> Option<Entry> {
+        let gate = self.gate.lock();
+        if gate.leaving {
+            return None;
+        }
+        self.entries.fetch_add(1, Ordering::AcqRel);
+        Some(Entry(Arc::clone(self)))
     }
 
     /// Moves the idle deadline on behalf of the end of a call or stream.
@@ -306,6 +321,20 @@ impl Live {
     /// Whether `initialize` was answered in the name of a server that was down.
     pub fn was_answered_for(&self) -> bool {
         self.answered_for.load(Ordering::Acquire)
+    }
+
+    /// Keeps `stream` unless one with its id is kept already, which comes back then: two resumptions of one call at a
+    /// time must meet on one stream.
+    ///
+    /// # Errors
+    /// The session's bound of streams is reached.
+    pub fn keep_once(&self, stream: &Arc<Stream>, streams_max: usize) -> Result<Option<Arc<Stream>>, Crowded> {
+        let known = self.stream(stream.id());
+        if known.is_some() {
+            return Ok(known);
+        }
+        self.keep(stream, streams_max)?;
+        Ok(None)
     }
 
     /// Lets a kept stream go.
@@ -470,5 +499,7 @@ impl Latch {
 }
 
 const ASKED_MAX: usize = 64;
+/// Room for the events of one life of a listening stream.
+const LISTEN_LIFE_BITS: u32 = 24;
 /// The most bytes of finished streams that are kept for one session; the newest answer is kept whatever its size.
 const KEPT_BYTES_MAX: usize = 32 << 20;

@@ -82,7 +82,13 @@ impl Engine {
         match self.admit_new(opening, version, &link).await {
             Ok(session) => {
                 let server = Arc::clone(&served.server);
-                let live = Live::new(Parts { session, server, link, listen: self.listen_stream() });
+                let live = Live::new(Parts {
+                    session,
+                    server,
+                    link,
+                    listen: self.listen_stream(),
+                    life: self.next_streams(1).number,
+                });
                 if opened.for_it {
                     live.note_answered_for();
                 }

@@ -63,8 +63,12 @@ impl Engine {
         reason: &str,
     ) -> Result<SessionView, Refused> {
         let key = self.key_of(session_ref).await?;
-        let live = self.load(key).await?;
-        self.end(&live, Input::Close { reason: reason.into() }, Actor::Operator).await?;
+        let input = Input::Close { reason: reason.into() };
+        if let Some(live) = self.live.get(&key).map(|live| Arc::clone(&live)) {
+            self.end(&live, input, Actor::Operator).await?;
+        } else {
+            self.end_stored(key, input, Actor::Operator).await?;
+        }
         self.one_view(key).await
     }
 
@@ -112,7 +116,11 @@ impl Engine {
     /// The query names no action or no session, or the ledger cannot be read.
     pub async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditView>, Refused> {
         let session = match query.session {
-            Some(session_ref) => Some(self.key_of(session_ref).await?),
+            Some(session_ref) => match self.key_of(session_ref).await {
+                Ok(key) => Some(key),
+                // The trail outlives the tombstone, by which a ref is resolved.
+                Err(_) => return self.audit_of_gone(session_ref, query).await,
+            },
             None => None,
         };
         let action = match &query.action {
@@ -126,6 +134,26 @@ impl Engine {
         Ok(entries.into_iter().map(|(id, entry)| AuditView::of(id, &entry)).collect())
     }
 
+    /// The trail of a session of which nothing else is left: its entries are looked for in the whole of it.
+    async fn audit_of_gone(&self, session_ref: SessionRef, query: &AuditQuery) -> Result<Vec<AuditView>, Refused> {
+        let (mut before, mut found) = (query.before, Vec::new());
+        loop {
+            let page = AuditPage { before, limit: AUDIT_PAGE, session: None, action: None };
+            let entries = self.store.audit(&page).await.map_err(|error| unreadable(&error))?;
+            before = entries.last().map(|(id, _)| *id);
+            let full = entries.len() == AUDIT_PAGE;
+            let named = entries.iter().filter(|(_, entry)| {
+                let wanted = query.action.as_deref().is_none_or(|word| entry.action.as_str() == word);
+                wanted && entry.session.is_some_and(|key| key.session_ref() == session_ref)
+            });
+            found.extend(named.map(|(id, entry)| AuditView::of(*id, entry)));
+            if found.len() >= query.limit || !full {
+                found.truncate(query.limit);
+                return Ok(found);
+            }
+        }
+    }
+
     /// Makes a new key the one that signs and seals. Everything written before stays valid; no session ends (S14).
     ///
     /// # Errors
@@ -134,6 +162,7 @@ impl Engine {
         let Some(folder) = self.key_folder.clone() else {
             return Err(Refused::new(Code::RequestInvalid, "a ledger in memory has no keys to rotate"));
         };
+        let _one_at_a_time = self.rotating.lock().await;
         let rotated = tokio::task::spawn_blocking(move || Keyring::rotate(&folder, &mut fill_with_entropy)).await;
         let keyring = match rotated {
             Ok(Ok(keyring)) => keyring,
@@ -199,5 +228,7 @@ fn unreadable(error: &StoreError) -> Refused {
     Refused::new(Code::Unavailable, format!("the ledger cannot be read now: {error}"))
 }
 
+/// Entries of the audit trail that are read at a time; the trail itself is bounded.
+const AUDIT_PAGE: usize = 1000;
 /// The most owed deletes that are listed.
 const OWED_LISTED_MAX: usize = 10_000;

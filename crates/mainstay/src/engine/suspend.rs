@@ -6,7 +6,7 @@ use std::time::Duration;
 use mainstay_core::audit::{Action, Actor};
 use mainstay_core::id::SessionKey;
 use mainstay_core::session::State;
-use mainstay_store::Write;
+use mainstay_store::{Stored, Write};
 use mainstay_upstream::Ending;
 
 use crate::engine::{Engine, Served};
@@ -32,6 +32,22 @@ impl Engine {
         for key in unused {
             self.suspend(key).await;
         }
+        for (key, open_calls) in self.held_idle() {
+            if open_calls == 0 {
+                self.suspend_held(key).await;
+            }
+        }
+    }
+
+    /// Lets a child go that an earlier worker left for a session which nobody has asked for since, once it is unused for
+    /// long enough.
+    async fn suspend_held(self: &Arc<Self>, key: SessionKey) {
+        let _lane = self.lane(&key).lock().await;
+        let Ok(Stored::Live(record)) = self.store.find(key).await else { return };
+        let after = self.servers.get(&record.server).and_then(may_suspend);
+        if after.is_some_and(|after| self.now().since(record.seen_at) >= after) {
+            self.dismiss_held(key);
+        }
     }
 
     /// Suspends one session unless it is in use. It is refused while state would be lost in silence: with a question
@@ -41,7 +57,7 @@ impl Engine {
         let Some(live) = self.live.get(&key).map(|live| Arc::clone(&live)) else { return };
         let Some(after) = self.servers.get(&live.server.name).and_then(may_suspend) else { return };
         let now = self.now();
-        if live.questions() > 0 || live.owes_answers() {
+        if live.questions() > 0 || live.owes_answers() || live.link.has_open_calls() {
             return;
         }
         let leaving = live.leave(|session, activity| {

@@ -13,7 +13,7 @@ pub async fn run(engine: Arc<Engine>) {
     let mut purged_at = None;
     loop {
         let progress = pass(&engine).await;
-        if purged_at.is_none_or(|at| engine.now().since(at) >= REAPER_PAUSE_MAX) {
+        if purged_at.is_none_or(|at| engine.now().since(at) >= PURGE_EVERY) {
             engine.store.hint(Write::Purge { now: engine.now() });
             purged_at = Some(engine.now());
         }
@@ -86,6 +86,8 @@ async fn pass(engine: &Arc<Engine>) -> Progress {
 }
 
 const PAGE_SESSIONS: usize = 256;
+/// How often tombstones and audit entries whose time is up are looked for at the most.
+const PURGE_EVERY: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_ON_FAILURE: Duration = Duration::from_secs(5);
 /// How long a start may take for what is overdue.

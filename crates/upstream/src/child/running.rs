@@ -108,6 +108,10 @@ impl Running {
         self.change(|table| table.settle(call));
     }
 
+    pub(super) fn has_open_calls(&self) -> bool {
+        lock(&self.table).has_open_calls()
+    }
+
     /// Nobody will ask for any call any more.
     pub(super) fn settle_all(&self) {
         self.change(Table::settle_all);

@@ -110,7 +110,11 @@ impl Child {
                 }
                 // The record of a process that nobody holds any more.
                 None => {
-                    let recorded = state.kept.opened.is_some().then_some("its process ended with the gateway");
+                    let recorded = state
+                        .kept
+                        .opened
+                        .is_some()
+                        .then_some("its process was ended while its session was unused or the gateway away");
                     let reason = state.kept.loss().or(recorded).map(str::to_owned);
                     (reason, spawn::respawn_pause(state.failures))
                 }

@@ -130,6 +130,10 @@ impl Table {
         }
     }
 
+    pub(super) fn has_open_calls(&self) -> bool {
+        !self.open.is_empty()
+    }
+
     /// Nobody will ask for any call any more.
     pub(super) fn settle_all(&mut self) {
         let open: Vec<StreamId> = self.open.keys().copied().collect();

@@ -326,5 +326,6 @@ fn progress_value(message: &[u8], envelope: &Envelope) -> Option<f64> {
 const CALL_MAX: Duration = Duration::from_hours(24);
 /// How long an answer is kept that nobody has taken: for a machine that sleeps over night.
 const UNDELIVERED_MAX: Duration = Duration::from_hours(24);
-/// How long a finished stream is kept after it was delivered.
-const LINGER: Duration = Duration::from_mins(1);
+/// How long a finished stream is kept after it was handed to a connection: a client whose machine fell asleep before it
+/// read that comes back for it.
+const LINGER: Duration = Duration::from_mins(15);
