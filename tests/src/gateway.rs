@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -85,8 +86,10 @@ impl Gateway {
     /// If it runs already, or does not start.
     pub fn launch(&mut self) -> Result<()> {
         ensure!(self.keeper.is_none(), "the gateway runs already");
-        let loopback = Ports { mcp: ([127, 0, 0, 1], 0).into(), admin: ([127, 0, 0, 1], 0).into() };
-        let ports = self.ports.unwrap_or(loopback);
+        let ports = match self.ports {
+            Some(ports) => ports,
+            None => Ports { mcp: lasting_port()?, admin: lasting_port()? },
+        };
         self.keeper = Some(self.setup.spawn(self.dir.path(), ports.mcp, ports.admin)?);
         self.tidy = false;
         Ok(())
@@ -449,3 +452,22 @@ fn describe(left: &[Proc]) -> String {
 const READY_BOUND: Duration = Duration::from_secs(30);
 const STOP_BOUND: Duration = Duration::from_secs(20);
 const ADMIN_BOUND: Duration = Duration::from_secs(5);
+
+/// A free port on loopback below the range from which the system takes ports for outgoing connections: while a gateway
+/// is down, nothing else is given its port.
+fn lasting_port() -> Result<SocketAddr> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let width = LASTING_PORTS.end - LASTING_PORTS.start;
+    let spread = u16::try_from(std::process::id() % u32::from(width))?;
+    for _ in 0..LASTING_TRIES_MAX {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(37).wrapping_add(spread);
+        let address = SocketAddr::from(([127, 0, 0, 1], LASTING_PORTS.start + step % width));
+        if std::net::TcpListener::bind(address).is_ok() {
+            return Ok(address);
+        }
+    }
+    anyhow::bail!("no free port in {LASTING_PORTS:?}")
+}
+
+const LASTING_PORTS: std::ops::Range<u16> = 10_240..32_000;
+const LASTING_TRIES_MAX: usize = 1000;

@@ -93,10 +93,15 @@ fn lock(config: &Config) -> Result<Lock, Failure> {
 
 /// Binds a listener whose queue is long enough for all clients to wait in while a worker is replaced.
 fn bind(key: &str, flag: &str, address: SocketAddr) -> Result<TcpListener, Failure> {
-    let bound = TcpListener::bind(address).and_then(|listener| {
-        rustix::net::listen(&listener, LISTEN_BACKLOG)?;
-        Ok(listener)
-    });
+    let mut bound = bind_once(address);
+    for _ in 0..BIND_RETRIES_MAX {
+        match &bound {
+            // Given a moment: a gateway that was just stopped, or a connection that happens to use the port, lets go.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(BIND_PAUSE),
+            Ok(_) | Err(_) => break,
+        }
+        bound = bind_once(address);
+    }
     bound.map_err(|error| {
         let advice = [
             (io::ErrorKind::AddrInUse, "something listens there already: choose another port (0 takes a free one)"),
@@ -110,6 +115,12 @@ fn bind(key: &str, flag: &str, address: SocketAddr) -> Result<TcpListener, Failu
             None => failure,
         }
     })
+}
+
+fn bind_once(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    rustix::net::listen(&listener, LISTEN_BACKLOG)?;
+    Ok(listener)
 }
 
 fn prepare_token(config: &Config) -> Result<(), Failure> {
@@ -156,6 +167,10 @@ fn worker_args(global: &Global) -> Vec<OsString> {
 const OWN_FILES: &[&str] = &["lock", "gateway.json", "ledger.db", "admin.token", "keys"];
 /// More than any state directory holds.
 const ENTRIES_LOOKED_AT_MAX: usize = 10_000;
+/// How often a port that is in use is tried again, and after which pause: a second in all.
+const BIND_RETRIES_MAX: u32 = 10;
+const BIND_PAUSE: Duration = Duration::from_millis(100);
+
 /// How many connects wait while no worker accepts; the kernel caps it at `net.core.somaxconn`.
 const LISTEN_BACKLOG: i32 = 4096;
 /// How long a worker may take to drain before it is killed.
