@@ -56,6 +56,67 @@ async fn s11_a_child_is_let_go_unless_it_is_stateful_or_a_stream_is_open() -> Re
     Ok(())
 }
 
+/// A client keeps its listening stream's cursor over the suspension, and misses nothing that comes after it.
+#[tokio::test]
+async fn r2_s11_a_listening_stream_goes_on_behind_its_cursor_after_a_suspension() -> Result<()> {
+    let up = UpH::start().await?;
+    let gateway = Gateway::start(&format!("[session]\nsuspend_after = \"1s\"\n{}", up.toml("h")), &[]).await?;
+    let client = RawClient::open(&gateway.url("h")?, VERSION).await?;
+    let mut listening = client.get_stream(None).await?;
+    listening.next_event(BOUND).await?.context("primed")?;
+    wait_until("the server is listened to", BOUND, async || up.count("/gets").await.is_ok_and(|gets| gets > 0)).await?;
+    let mut cursor = String::new();
+    for _ in 0..3 {
+        up.order("/list_changed", json!({})).await?;
+        cursor = listening.next_event(BOUND).await?.context("a notification")?.id.context("with an id")?;
+    }
+    drop(listening);
+    wait_until("it is suspended", BOUND, async || live_in_memory(&gateway).await.is_ok_and(|live| live == 0)).await?;
+    let gets = up.count("/gets").await?;
+    let mut resumed = client.get_stream(Some(&cursor)).await?;
+    let primed = resumed.next_event(BOUND).await?.context("primed")?;
+    assert_eq!(primed.id.as_deref(), Some(cursor.as_str()));
+    wait_until("the server is listened to again", BOUND, async || up.count("/gets").await.is_ok_and(|now| now > gets))
+        .await?;
+    for _ in 0..3 {
+        up.order("/list_changed", json!({})).await?;
+        let message = resumed.next_message(BOUND).await?.context("a notification")?;
+        assert_eq!(message["method"], "notifications/tools/list_changed");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn s11_a_call_that_still_runs_for_an_earlier_worker_keeps_its_child() -> Result<()> {
+    let up = UpS::new(&[])?;
+    let mut gateway = Gateway::start(&format!("[session]\nsuspend_after = \"1s\"\n{}", up.toml("s")?), &[]).await?;
+    let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    let message = client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 6000}}));
+    let mut exchange = client.post(&message).await?;
+    let cursor = exchange.next_event(BOUND).await?.context("primed")?.id.context("with an id")?;
+    gateway.kill_worker().await?;
+    client.request("tools/list", Value::Null).await?.result()?;
+    // Unused for longer than it takes to be suspended, but for the call.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let outcome = client.get_stream(Some(&cursor)).await?.finish(BOUND).await?;
+    assert!(outcome.response().context("the answer")?["result"].is_object(), "{outcome:?}");
+    assert_eq!(up.starts()?.len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn s11_a_child_that_no_worker_has_taken_up_is_let_go_in_its_time() -> Result<()> {
+    let up = UpS::new(&[])?;
+    let mut gateway = Gateway::start(&format!("[session]\nsuspend_after = \"1s\"\n{}", up.toml("s")?), &[]).await?;
+    let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    client.call_through("echo", json!({"text": "a"})).await?.result()?;
+    let child = up.starts()?.pop().context("a child")?;
+    gateway.kill_worker().await?;
+    wait_until("it is let go", BOUND, async || !child.is_alive()).await?;
+    client.call_through("echo", json!({"text": "b"})).await?.result()?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn s12_a_principals_cap_refuses_the_next_session_and_evicts_none() -> Result<()> {
     let up = UpH::start().await?;

@@ -217,11 +217,11 @@ impl Child {
         }
     }
 
-    /// Whether a call is open that no client has the answer of.
-    pub(crate) fn has_open_calls(&self) -> bool {
+    /// Whether a call is open and not answered yet.
+    pub(crate) fn has_running_calls(&self) -> bool {
         let state = lock(&self.state);
         let current = state.current.as_ref().map(|current| &current.running);
-        current.into_iter().chain(state.previous.as_ref()).any(|running| running.has_open_calls())
+        current.into_iter().chain(state.previous.as_ref()).any(|running| running.has_running_calls())
     }
 
     /// The client said `initialized`: so does the link, once per process.

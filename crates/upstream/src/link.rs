@@ -150,12 +150,12 @@ impl Link {
         }
     }
 
-    /// Whether a child still has calls of this session that no client has the answer of, those of earlier workers
-    /// included. HTTP servers have none that would be known of here.
-    pub fn has_open_calls(&self) -> bool {
+    /// Whether a child still runs calls of this session, those of earlier workers included. HTTP servers run none that
+    /// would be known of here.
+    pub fn has_running_calls(&self) -> bool {
         match &self.0 {
             Way::Http(_) => false,
-            Way::Child(child) => child.has_open_calls(),
+            Way::Child(child) => child.has_running_calls(),
         }
     }
 

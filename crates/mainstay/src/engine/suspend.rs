@@ -33,20 +33,26 @@ impl Engine {
             self.suspend(key).await;
         }
         for (key, open_calls) in self.held_idle() {
-            if open_calls == 0 {
-                self.suspend_held(key).await;
-            }
+            self.suspend_held(key, open_calls).await;
         }
     }
 
     /// Lets a child go that an earlier worker left for a session which nobody has asked for since, once it is unused for
-    /// long enough.
-    async fn suspend_held(self: &Arc<Self>, key: SessionKey) {
-        let _lane = self.lane(&key).lock().await;
+    /// long enough. With calls open, only its session can tell which of them still run: that is woken, and suspended in
+    /// its turn.
+    async fn suspend_held(self: &Arc<Self>, key: SessionKey, open_calls: usize) {
+        let lane = self.lane(&key).lock().await;
         let Ok(Stored::Live(record)) = self.store.find(key).await else { return };
         let after = self.servers.get(&record.server).and_then(may_suspend);
-        if after.is_some_and(|after| self.now().since(record.seen_at) >= after) {
-            self.dismiss_held(key);
+        if after.is_none_or(|after| self.now().since(record.seen_at) < after) {
+            return;
+        }
+        if open_calls == 0 {
+            return self.dismiss_held(key);
+        }
+        drop(lane);
+        if let Err(refusal) = self.load(key).await {
+            tracing::debug!(session = %key.session_ref(), refusal = %refusal.text, "not woken");
         }
     }
 
@@ -57,7 +63,7 @@ impl Engine {
         let Some(live) = self.live.get(&key).map(|live| Arc::clone(&live)) else { return };
         let Some(after) = self.servers.get(&live.server.name).and_then(may_suspend) else { return };
         let now = self.now();
-        if live.questions() > 0 || live.owes_answers() || live.link.has_open_calls() {
+        if live.questions() > 0 || live.owes_answers() || live.link.has_running_calls() {
             return;
         }
         let leaving = live.leave(|session, activity| {

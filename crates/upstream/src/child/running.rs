@@ -108,8 +108,8 @@ impl Running {
         self.change(|table| table.settle(call));
     }
 
-    pub(super) fn has_open_calls(&self) -> bool {
-        lock(&self.table).has_open_calls()
+    pub(super) fn has_running_calls(&self) -> bool {
+        lock(&self.table).has_running_calls()
     }
 
     /// Nobody will ask for any call any more.

@@ -130,8 +130,8 @@ impl Table {
         }
     }
 
-    pub(super) fn has_open_calls(&self) -> bool {
-        !self.open.is_empty()
+    pub(super) fn has_running_calls(&self) -> bool {
+        self.open.values().any(Option::is_none)
     }
 
     /// Nobody will ask for any call any more.
