@@ -1,6 +1,7 @@
 //! What a store does, counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::write::Class;
 
@@ -17,6 +18,8 @@ pub struct Counters {
     pub commits_obligation: u64,
     /// Transactions of hints only, without an fsync.
     pub commits_hint: u64,
+    /// How long transactions took from their first statement to their durability, all together, in microseconds.
+    pub commit_us: u64,
     /// Hints that could not be written.
     pub hint_failures: u64,
     /// Hints that found the queue full.
@@ -35,6 +38,7 @@ pub(crate) struct Meters {
     commits_authority: AtomicU64,
     commits_obligation: AtomicU64,
     commits_hint: AtomicU64,
+    commit_us: AtomicU64,
     pub(crate) hint_failures: AtomicU64,
     pub(crate) hints_dropped: AtomicU64,
     pub(crate) rows_refused: AtomicU64,
@@ -51,6 +55,11 @@ impl Meters {
         count(meter);
     }
 
+    /// A transaction took this long.
+    pub(crate) fn took(&self, elapsed: Duration) {
+        self.commit_us.fetch_add(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
     pub(crate) fn snapshot(&self, queue_depth: u64) -> Counters {
         let read = |meter: &AtomicU64| meter.load(Ordering::Relaxed);
         Counters {
@@ -59,6 +68,7 @@ impl Meters {
             commits_authority: read(&self.commits_authority),
             commits_obligation: read(&self.commits_obligation),
             commits_hint: read(&self.commits_hint),
+            commit_us: read(&self.commit_us),
             hint_failures: read(&self.hint_failures),
             hints_dropped: read(&self.hints_dropped),
             rows_refused: read(&self.rows_refused),

@@ -43,6 +43,7 @@ async fn scrape(engine: &Engine) -> Scrape {
             ("obligation", ledger.commits_obligation),
             ("hint", ledger.commits_hint),
         ],
+        commit_us: ledger.commit_us,
         rows_refused: ledger.rows_refused,
         hints_dropped: ledger.hints_dropped,
         hint_failures: ledger.hint_failures,

@@ -11,7 +11,7 @@ use mainstay_core::id::SessionId;
 use mainstay_core::resume::ServerCard;
 use mainstay_core::session::{ClientName, Input, Opening, Session};
 use mainstay_core::wire::envelope::{escape, member, splice, unescape};
-use mainstay_core::wire::method::Version;
+use mainstay_core::wire::method::{Method, Version};
 use mainstay_store::Write;
 use mainstay_upstream::{Ending, Handshake, Link, Opened, Server};
 
@@ -39,7 +39,10 @@ impl Engine {
     pub async fn open(self: &Arc<Self>, caller: &Caller, served: &Served, params: Bytes) -> Result<Welcome, Refused> {
         let _opening = self.openings.begin();
         self.census.enter(&caller.principal)?;
+        let started = self.now();
         let opened = self.open_counted(caller, served, params).await;
+        let outcome = opened.as_ref().err().map(|refusal| refusal.code);
+        self.metrics.call(&served.server.name, Method::Initialize, self.now().since(started), outcome);
         if opened.is_err() {
             self.census.leave(&caller.principal);
         }

@@ -99,6 +99,8 @@ pub struct LedgerView {
     pub commits_obligation: u64,
     /// Commits of hints.
     pub commits_hint: u64,
+    /// How long commits took, all together, in microseconds.
+    pub commit_us: u64,
     /// Hints that failed.
     pub hint_failures: u64,
     /// Hints dropped because the queue was full.
@@ -191,6 +193,7 @@ impl Engine {
                 commits_authority: counters.commits_authority,
                 commits_obligation: counters.commits_obligation,
                 commits_hint: counters.commits_hint,
+                commit_us: counters.commit_us,
                 hint_failures: counters.hint_failures,
                 hints_dropped: counters.hints_dropped,
                 rows_refused: counters.rows_refused,

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -64,6 +65,8 @@ pub struct Scrape {
     pub owed: Vec<(&'static str, u64)>,
     /// Commits of the ledger by `class` since the worker started.
     pub commits: Vec<(&'static str, u64)>,
+    /// How long those commits took, all together, in microseconds.
+    pub commit_us: u64,
     /// Rows that were found unreadable since the worker started.
     pub rows_refused: u64,
     /// Hints dropped because the queue was full.
@@ -189,6 +192,10 @@ impl Scrape {
             commits.get_or_create_owned(&[("class", (*class).into())]).inc_by(*count);
         }
         registry.register("mainstay_ledger_commits", "Transactions of the ledger, by their strongest write", commits);
+        let seconds = Counter::<f64, AtomicU64>::default();
+        seconds.inc_by(Duration::from_micros(self.commit_us).as_secs_f64());
+        let text = "How long transactions of the ledger took; divided by their number, what one costs";
+        registry.register_with_unit("mainstay_ledger_commit", text, Unit::Seconds, seconds);
         for (name, text, value) in [
             ("mainstay_rows_refused", "Rows of the ledger that were found unreadable", self.rows_refused),
             ("mainstay_hints_dropped", "Hints that found the ledger's queue full", self.hints_dropped),

@@ -4,6 +4,7 @@
 //! back alone; the others don't notice.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use mainstay_core::id::Epoch;
 use mainstay_core::time::Timestamp;
@@ -158,7 +159,11 @@ impl Writer {
         if batch.is_empty() {
             return;
         }
-        match self.transact(&batch) {
+        #[expect(clippy::disallowed_methods, reason = "how long a commit took is no decision: it is only counted")]
+        let started = Instant::now();
+        let transacted = self.transact(&batch);
+        self.database.meters.took(started.elapsed());
+        match transacted {
             Ok(outcomes) => {
                 let pairs = batch.into_iter().zip(outcomes);
                 pairs.for_each(|(batched, outcome)| self.answer(batched, outcome));
