@@ -120,7 +120,7 @@ impl Action {
             Self::KeysRotated => "keys-rotated",
             Self::OwedPaid => "owed-paid",
             Self::OwedGivenUp => "owed-given-up",
-            Self::Remade => "re-made",
+            Self::Remade => "remade",
         }
     }
 

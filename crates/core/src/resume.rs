@@ -56,7 +56,7 @@ impl Continuity {
         match self {
             Self::Fresh => "fresh",
             Self::Resumed => "resumed",
-            Self::Remade => "re-made",
+            Self::Remade => "remade",
         }
     }
 }

@@ -410,7 +410,10 @@ pub(crate) fn refused(refusal: &Refusal) -> Refused {
         Refusal::OtherPrincipal => Refused::new(Code::OtherPrincipal, SESSION_UNKNOWN),
         Refusal::NotReady(state) | Refusal::Ended(state) => match state {
             State::Draining => Refused::new(Code::SessionDraining, "the session is being drained; open a new one"),
-            State::Deleted => Refused::new(Code::SessionDeleted, "the session was ended by its client; open a new one"),
+            State::Deleted => Refused::new(
+                Code::SessionDeleted,
+                "the session was ended, by its client or an operator's drain; a new one can be opened",
+            ),
             State::Expired => Refused::new(Code::SessionExpired, "the session was idle for too long; open a new one"),
             State::Closed => Refused::new(Code::SessionClosed, "the session was closed; open a new one"),
             State::Initializing | State::Ready => {

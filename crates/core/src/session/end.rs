@@ -71,6 +71,7 @@ pub(super) fn discarded() -> Decision {
 }
 
 pub(super) const DRAINED: &str = "drained";
+pub(super) const DRAIN_CUT: &str = "drained, cut short by a restart of the gateway";
 pub(super) const CONTRACT_CHANGED: &str = "the auth contract changed";
 pub(super) const NOT_LIVE: &str = "its row was not that of a live session";
 const DELETED: &str = "deleted by the client";

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::end::{CONTRACT_CHANGED, DRAINED, NOT_LIVE, ended, expiry};
+use super::end::{CONTRACT_CHANGED, DRAIN_CUT, NOT_LIVE, ended, expiry};
 use super::{Contract, Decision, Session, SessionRecord, State, Terms};
 use crate::id::Epoch;
 use crate::time::Timestamp;
@@ -57,7 +57,7 @@ impl fmt::Display for RefusedReason {
 pub(super) fn restored(stored: SessionRecord, asked: &Asked<'_>) -> Restoration {
     let record = SessionRecord { epoch: asked.epoch, ..stored };
     match record.state {
-        State::Draining => Restoration::Unfinished(ended(&record, State::Deleted, DRAINED, asked.now, asked.terms)),
+        State::Draining => Restoration::Unfinished(ended(&record, State::Deleted, DRAIN_CUT, asked.now, asked.terms)),
         State::Ready if asked.now >= record.deadline => Restoration::Overdue(expiry(&record, asked.now, asked.terms)),
         State::Ready if record.contract != *asked.contract => {
             let decision = ended(&record, State::Closed, CONTRACT_CHANGED, asked.now, asked.terms);

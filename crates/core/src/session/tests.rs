@@ -365,7 +365,7 @@ fn s9_what_is_overdue_or_unfinished_ends_at_the_start() {
     let overdue = Session::restore(ready().record().clone(), &asked(at(101)));
     assert_eq!(ending(overdue), ("overdue", "expired idle".into(), epoch));
     let drained = Session::restore(after(&["drain"]).record().clone(), &asked(at(2)));
-    assert_eq!(ending(drained), ("unfinished", "deleted drained".into(), epoch));
+    assert_eq!(ending(drained), ("unfinished", "deleted drained, cut short by a restart of the gateway".into(), epoch));
 }
 
 #[test]

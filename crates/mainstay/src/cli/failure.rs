@@ -1,5 +1,6 @@
 //! How a command fails: an error chain, a hint and an exit code.
 
+use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
@@ -37,6 +38,13 @@ impl Failure {
     #[must_use]
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
+        self
+    }
+
+    /// The same, saying what it happened to.
+    #[must_use]
+    fn about(mut self, what: &impl fmt::Display) -> Self {
+        self.cause = self.cause.context(what.to_string());
         self
     }
 
@@ -105,15 +113,20 @@ pub(super) struct Outcome<T> {
 
 /// Does `one` to each of `items`; one that fails keeps none of the others from its turn. With more than one item, each
 /// failure is told at once.
-pub(super) fn settle_all<I, T>(items: &[I], out: &Output, one: impl Fn(&I) -> Result<T, Failure>) -> Outcome<T> {
+pub(super) fn settle_all<I, T>(items: &[I], out: &Output, one: impl Fn(&I) -> Result<T, Failure>) -> Outcome<T>
+where
+    I: fmt::Display,
+{
     let mut outcome = Outcome { done: Vec::new(), failures: Vec::new() };
     for item in items {
         match one(item) {
             Ok(done) => outcome.done.push(done),
+            Err(failure) if items.len() > 1 => {
+                let failure = failure.about(item);
+                let _ = failure.report(out);
+                outcome.failures.push(failure);
+            }
             Err(failure) => {
-                if items.len() > 1 {
-                    let _ = failure.report(out);
-                }
                 outcome.failures.push(failure);
             }
         }

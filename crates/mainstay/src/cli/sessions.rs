@@ -180,7 +180,12 @@ pub(super) fn checked(text: &str) -> Result<String, Failure> {
 fn row(session: &Value) -> Vec<String> {
     let word = |name: &str| session[name].as_str().map_or_else(|| "-".to_owned(), plain);
     let idle = match session["calls"].as_u64() {
-        Some(calls @ 1..) => format!("{calls} in flight"),
+        Some(calls @ 1..) => {
+            let begun = session["calls_in_flight"].as_array().into_iter().flatten();
+            // RFC 3339 sorts as text does: the first is the one that has been in flight for the longest.
+            let oldest = begun.filter_map(|call| call["since"].as_str()).min();
+            oldest.map_or_else(|| format!("{calls} in flight"), |since| format!("{calls} in flight, {}", ago(since)))
+        }
         _ => ago(session["seen_at"].as_str().unwrap_or_default()),
     };
     let continuity = match (session["continuity"].as_str(), session["remade_count"].as_u64()) {

@@ -38,6 +38,8 @@ impl Engine {
         self.deadlines.notify_one();
         let engine = Arc::clone(self);
         let draining = Arc::clone(&live);
+        // The order itself is no use of the session any more: what is waited for is its calls.
+        drop(live);
         spawn(async move { engine.finish_drain(&draining, grace).await });
         self.one_view(key).await
     }
@@ -48,6 +50,9 @@ impl Engine {
         let quiet = tokio::time::timeout(grace, live.idle()).await.is_ok();
         let input = if quiet { Input::Drained } else { Input::Expire { activity: live.activity() } };
         if let Err(refusal) = self.end(live, input, Actor::Operator).await {
+            if live.ended.is_set() {
+                return;
+            }
             tracing::warn!(session = %live.key.session_ref(), refusal = %refusal.text, "drain not finished yet");
             self.deadlines.notify_one();
         }
@@ -126,7 +131,9 @@ impl Engine {
         let action = match &query.action {
             None => None,
             Some(word) => Some(Action::parse(word).ok_or_else(|| {
-                Refused::new(Code::RequestInvalid, format!("the audit trail knows no action `{word}`"))
+                let known: Vec<_> = Action::ALL.iter().map(|action| action.as_str()).collect();
+                let text = format!("the audit trail knows no action `{word}`; there are: {}", known.join(", "));
+                Refused::new(Code::RequestInvalid, text)
             })?),
         };
         let page = AuditPage { before: query.before, limit: query.limit, session, action };

@@ -60,7 +60,7 @@ async fn ac_02_each_dialect_leads_to_one_new_session_and_the_answer() {
     assert!(initializes.iter().all(|seen| seen.session.is_none()));
     assert!(initializes.iter().all(|seen| seen.body["params"] == initializes[0].body["params"]));
     let record = link.record().unwrap();
-    assert_eq!((record.remade_count, record.continuity.as_str()), (12, "re-made"));
+    assert_eq!((record.remade_count, record.continuity.as_str()), (12, "remade"));
     assert_eq!(bench.upstreams.counts().remade, 12);
 }
 
