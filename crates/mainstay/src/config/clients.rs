@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     fn words() -> Words<'static> {
-        Words { var: &|name| (name == "SET_TOKEN").then(|| "v".to_owned()), folder: Path::new("/work") }
+        Words { var: &|name| (name == "SET_TOKEN").then(|| "v".to_owned()), folder: Path::new("/srv") }
     }
 
     fn servers(text: &str) -> (BTreeMap<String, ServerTable>, Vec<String>) {
@@ -390,7 +390,7 @@ mod tests {
             "env": {"A": "${SET_TOKEN}", "B": "${NO:-d}", "C": "${env:NO}"}}}}"#;
         let (found, warnings) = servers(text);
         let table = &found["a"];
-        assert_eq!((table.command.as_deref(), table.args.join(" ")), (Some("/work/x"), "--t=v d".into()));
+        assert_eq!((table.command.as_deref(), table.args.join(" ")), (Some("/srv/x"), "--t=v d".into()));
         assert_eq!(table.env.values().collect::<Vec<_>>(), ["${SET_TOKEN}", "d", "${NO}"]);
         assert_eq!(warnings.len(), 2, "{warnings:?}");
         for bad in

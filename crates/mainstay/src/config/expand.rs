@@ -214,13 +214,13 @@ mod tests {
             ("${env:SET}", "value"),
             ("${UNSET:-d e}${SET:-d}${EMPTY:-f}", "d evaluef"),
             ("${userHome}${/}a", "/home/u/a"),
-            ("${workspaceFolder}/x:${workspaceFolderBasename}", "/work/x:work"),
+            ("${workspaceFolder}/x:${workspaceFolderBasename}", "/srv/x:srv"),
             ("$${SET}", "${SET}"),
         ] {
-            assert_eq!(words("/work").fill(text).unwrap().text, filled, "{text}");
-            assert_eq!(words("/work/.vscode").fill(text).unwrap().text, filled, "{text}");
+            assert_eq!(words("/srv").fill(text).unwrap().text, filled, "{text}");
+            assert_eq!(words("/srv/.vscode").fill(text).unwrap().text, filled, "{text}");
         }
-        assert_eq!(words("/work").fill("${SET}").unwrap().filled, ["SET"]);
+        assert_eq!(words("/srv").fill("${SET}").unwrap().filled, ["SET"]);
     }
 
     #[test]
@@ -233,7 +233,7 @@ mod tests {
             ("${userHome}/x $${A}", "/home/u/x $${A}", 0),
             ("${UNSET:-$}{A}", "$${A}", 1),
         ] {
-            let expanded = words("/work").template(text).unwrap();
+            let expanded = words("/srv").template(text).unwrap();
             assert_eq!((expanded.text.as_str(), expanded.defaulted.len()), (template, defaulted), "{text}");
         }
     }
@@ -250,10 +250,10 @@ mod tests {
             ("${SET", "not closed"),
             ("${config:x}", "`${config:x}`"),
         ] {
-            let told = words("/work").fill(text).unwrap_err();
+            let told = words("/srv").fill(text).unwrap_err();
             assert!(told.contains(named), "{text}: {told}");
         }
-        assert!(!words("/work").template(&format!("${{{}-}}", "CANARY".repeat(9))).unwrap_err().contains("CANARY"));
+        assert!(!words("/srv").template(&format!("${{{}-}}", "CANARY".repeat(9))).unwrap_err().contains("CANARY"));
     }
 
     #[test]

@@ -219,7 +219,7 @@ mod tests {
     use crate::config::{Reach, StoreKind, TerminalStatus};
 
     fn around(var: &dyn Fn(&str) -> Option<String>) -> Surroundings<'_> {
-        Surroundings { var, names: &[], root: false, working_dir: PathBuf::from("/work dir") }
+        Surroundings { var, names: &[], root: false, working_dir: PathBuf::from("/srv dir") }
     }
 
     fn home(name: &str) -> Option<String> {
@@ -335,7 +335,7 @@ mod tests {
         let config = load(&Source::File(path), &flags, &around(&var)).unwrap().config;
         let ports = (config.listen.port(), config.admin.listen.port(), config.limits.sessions_max);
         assert_eq!(ports, (21, 12, 3));
-        assert_eq!(config.state_dir, Path::new("/work dir/rel"));
+        assert_eq!(config.state_dir, Path::new("/srv dir/rel"));
     }
 
     #[test]
