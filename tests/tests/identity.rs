@@ -179,6 +179,10 @@ async fn ac05_6_junk_bearers_open_nothing_and_reach_nobody() -> Result<()> {
     assert_eq!(stand.gateway.status().await?["sessions"]["stored"], 0);
     assert_eq!(stand.traffic().await?, traffic);
     stand.open(ALICE).await?;
+    let (_, audit) = stand.gateway.admin_get("/api/v1/audit?action=authentication-refused").await?;
+    let entries = audit["entries"].as_array().map_or(0, Vec::len);
+    assert_eq!(entries, 1, "I5: on record, and no flood of it: {audit}");
+    assert!(!audit.to_string().contains(JUNK));
     Ok(())
 }
 

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dashmap::DashMap;
+use mainstay_core::audit::{Action, Actor, AuditEntry};
 use mainstay_core::call::StreamId;
 use mainstay_core::code::Code;
 use mainstay_core::id::{Epoch, ServerName, SessionKey};
@@ -96,6 +97,8 @@ pub struct Engine {
     pub(crate) openings: Openings,
     pub(crate) metrics: Metrics,
     key_folder: Option<PathBuf>,
+    /// When an unproven credential was last put on record, in milliseconds of Unix time.
+    unproven_at: AtomicU64,
     /// One rotation of the keys at a time.
     rotating: tokio::sync::Mutex<()>,
     /// When a stranger at a session was last put on record.
@@ -200,6 +203,7 @@ impl Engine {
             openings: Openings::default(),
             metrics: parts.metrics,
             key_folder: parts.key_folder,
+            unproven_at: AtomicU64::new(0),
             rotating: tokio::sync::Mutex::default(),
             strangers: Mutex::default(),
             settings: parts.settings,
@@ -336,6 +340,25 @@ impl Engine {
                 self.hint(live.touch(now, &self.settings.terms));
             }
         }
+    }
+
+    /// Puts on record that somebody gave a credential that proves nothing: once a minute at the most, since a flood of
+    /// them must not push other entries out of the trail (I5).
+    pub fn note_unproven(&self, server: &str) {
+        let now = self.now();
+        let last = self.unproven_at.load(Ordering::Relaxed);
+        let due = now.since(Timestamp::from_unix_millis(last)) >= STRANGER_EVERY;
+        let ours = due
+            && self.unproven_at.compare_exchange(last, now.unix_millis(), Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !ours {
+            return;
+        }
+        let entry = AuditEntry::new(now, Actor::Gateway, Action::AuthenticationRefused);
+        let entry = match self.served(server) {
+            Ok(served) => entry.at_server(served.server.name.clone()),
+            Err(_) => entry,
+        };
+        self.store.hint(Write::Audit(entry.with_detail("a bearer that is none of the named tokens")));
     }
 
     /// Tells the operator of a server that fails, each server at most every few seconds.

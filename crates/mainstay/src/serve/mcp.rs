@@ -33,6 +33,9 @@ pub async fn serve(front: &Arc<Front>, server: &str, request: HttpRequest<Incomi
     match answer(front, server, request, &mut id).await {
         Ok(response) => response,
         Err(Unserved::Denied(denied)) => {
+            if denied == Denied::Invalid {
+                front.engine.note_unproven(server);
+            }
             tracing::debug!(server, reason = ?denied, "request not authenticated");
             reply::denied(denied, (!is_call || !id.is_empty()).then_some(&id))
         }
