@@ -278,7 +278,11 @@ async fn o3_metrics_count_what_happened_and_hold_no_id() -> Result<()> {
     assert!(value(calls) >= Some(2.0), "{metrics}");
     assert_eq!(value("mainstay_restores_total{result=\"resumed\"}"), Some(2.0), "{metrics}");
     assert_eq!(value("mainstay_upstream_remade_total{server=\"h\"}"), Some(1.0), "{metrics}");
-    assert_eq!(value("mainstay_sessions_ended_total{server=\"h\",state=\"deleted\"}"), Some(1.0), "{metrics}");
+    assert_eq!(
+        value("mainstay_sessions_ended_total{server=\"h\",state=\"deleted\",reason=\"delete\"}"),
+        Some(1.0),
+        "{metrics}"
+    );
     assert_eq!(value("mainstay_sessions{state=\"stored\"}"), Some(1.0), "{metrics}");
     assert_eq!(value("mainstay_calls_in_flight"), Some(0.0), "{metrics}");
     assert!(value("mainstay_ledger_commits_total{class=\"authority\"}") >= Some(1.0), "{metrics}");

@@ -173,6 +173,12 @@ pub struct Tombstone {
 impl Tombstone {
     /// The most characters that are kept of a reason.
     pub const REASON_CHARS_MAX: usize = 256;
+
+    /// The reason as one of few words: `delete`, `drain`, `idle`, `unconfirmed`, `contract`, `row`, or `order` for an
+    /// operator's own.
+    pub fn cause(&self) -> &'static str {
+        end::cause(&self.reason)
+    }
 }
 
 /// The durations that the rules depend on.

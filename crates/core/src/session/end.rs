@@ -70,6 +70,19 @@ pub(super) fn discarded() -> Decision {
     Decision { changes: Vec::new(), effects: vec![Effect::ReleaseInstance] }
 }
 
+/// The word for a reason among few: what metrics count by. An operator's own words are `order`.
+pub(super) fn cause(reason: &str) -> &'static str {
+    match reason {
+        DELETED => "delete",
+        DRAINED | DRAIN_CUT | GRACE_OVER => "drain",
+        IDLE => "idle",
+        UNCONFIRMED => "unconfirmed",
+        CONTRACT_CHANGED => "contract",
+        NOT_LIVE => "row",
+        _ => "order",
+    }
+}
+
 pub(super) const DRAINED: &str = "drained";
 pub(super) const DRAIN_CUT: &str = "drained, cut short by a restart of the gateway";
 pub(super) const CONTRACT_CHANGED: &str = "the auth contract changed";

@@ -204,7 +204,7 @@ impl Engine {
             if let Change::End(tombstone) = change {
                 self.census.leave(&tombstone.principal);
                 let lived = tombstone.ended_at.since(tombstone.opened_at);
-                self.metrics.ended(&tombstone.server, tombstone.state.as_str(), lived);
+                self.metrics.ended(&tombstone.server, (tombstone.state.as_str(), tombstone.cause()), lived);
                 self.dismiss_held(tombstone.key);
             }
         }

@@ -31,7 +31,7 @@ struct Inner {
     servers: BTreeMap<ServerName, PerServer>,
     operations: Family<[Label; 3], Distribution, Bounds>,
     lives: Family<[Label; 2], Distribution, Bounds>,
-    ended: Family<[Label; 2], Counter>,
+    ended: Family<[Label; 3], Counter>,
     restores: Family<[Label; 1], Counter>,
 }
 
@@ -93,7 +93,11 @@ impl Metrics {
         registry.register_with_unit("mcp_server_operation_duration", text, Unit::Seconds, operations.clone());
         let text = "How long ended sessions had lived";
         registry.register_with_unit("mcp_server_session_duration", text, Unit::Seconds, lives.clone());
-        registry.register("mainstay_sessions_ended", "Sessions ended, by the state that they ended in", ended.clone());
+        registry.register(
+            "mainstay_sessions_ended",
+            "Sessions ended, by the state that they ended in and by why",
+            ended.clone(),
+        );
         registry.register("mainstay_restores", "Sessions asked for that were not in memory", restores.clone());
         let text = "Sessions of servers that were made again, because the server had lost them";
         registry.register("mainstay_upstream_remade", text, remade.clone());
@@ -128,11 +132,11 @@ impl Metrics {
         distribution.observe(took);
     }
 
-    /// Counts a session with `server` that ended in `state` after it had `lived`.
-    pub fn ended(&self, server: &ServerName, state: &'static str, lived: Duration) {
+    /// Counts a session with `server` that ended in `state` for `reason` after it had `lived`.
+    pub fn ended(&self, server: &ServerName, (state, reason): (&'static str, &'static str), lived: Duration) {
         let Some(per_server) = self.0.servers.get(server) else { return };
         let server = ("server", per_server.label.clone());
-        self.0.ended.get_or_create_owned(&[server.clone(), ("state", state.into())]).inc();
+        self.0.ended.get_or_create_owned(&[server.clone(), ("state", state.into()), ("reason", reason.into())]).inc();
         self.0.lives.get_or_create_owned(&[server, ("outcome", state.into())]).observe(lived);
     }
 
@@ -281,7 +285,7 @@ mod tests {
         let metrics = Metrics::new([&name("files")]);
         metrics.call(&name("files"), Method::ToolsCall, Duration::from_millis(3), None);
         metrics.call(&name("files"), Method::ToolsCall, Duration::from_secs(9), Some(Code::OutcomeUnknown));
-        metrics.ended(&name("files"), "expired", Duration::from_secs(100));
+        metrics.ended(&name("files"), ("expired", "idle"), Duration::from_secs(100));
         metrics.restored("resumed");
         metrics.remade(&name("files"));
         let scrape = Scrape { sessions: vec![("live", 2), ("stored", 5)], queue_depth: 1, ..Scrape::default() };
@@ -290,7 +294,7 @@ mod tests {
             "mcp_server_operation_duration_seconds_bucket{le=\"0.005\",mcp_method_name=\"tools/call\",server=\"files\",outcome=\"ok\"} 1",
             "mcp_server_operation_duration_seconds_count{mcp_method_name=\"tools/call\",server=\"files\",outcome=\"outcome_unknown\"} 1",
             "mcp_server_session_duration_seconds_count{server=\"files\",outcome=\"expired\"} 1",
-            "mainstay_sessions_ended_total{server=\"files\",state=\"expired\"} 1",
+            "mainstay_sessions_ended_total{server=\"files\",state=\"expired\",reason=\"idle\"} 1",
             "mainstay_restores_total{result=\"resumed\"} 1",
             "mainstay_upstream_remade_total{server=\"files\"} 1",
             "mainstay_upstream_resumed_total{server=\"files\"} 0",
@@ -307,7 +311,7 @@ mod tests {
     fn o3_labels_are_bounded_by_the_configuration_and_closed_lists() {
         let metrics = Metrics::new([&name("files")]);
         metrics.call(&name("stranger"), Method::Ping, Duration::ZERO, None);
-        metrics.ended(&name("stranger"), "closed", Duration::ZERO);
+        metrics.ended(&name("stranger"), ("closed", "order"), Duration::ZERO);
         metrics.remade(&name("stranger"));
         assert!(!metrics.render(&Scrape::default()).unwrap().contains("stranger"));
         for (method, text) in METHODS {
