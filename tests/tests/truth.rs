@@ -353,3 +353,19 @@ async fn u8_a_slow_server_is_known_once_it_has_answered() -> Result<()> {
     assert_ne!(hello.result()?["serverInfo"]["version"], "unknown", "answered from what is known of it");
     Ok(())
 }
+
+#[tokio::test]
+async fn u4_ac02_forgotten_again_between_the_new_session_and_the_repeated_call() -> Result<()> {
+    let (up, _gateway, client) = stand().await?;
+    client.call("read", json!({})).await?.result()?;
+    let before = up.count("/initializes").await?;
+    up.order("/forget", json!({"after_initialized": 2})).await?;
+    up.forget().await?;
+    let outcome = client.call_through("read", json!({})).await?;
+    assert_eq!(outcome.status, 200);
+    assert_eq!(outcome.named_outcome(), Some("upstream_lost_again"));
+    assert!(up.count("/initializes").await? - before <= 2, "at most two, never a loop");
+    up.order("/forget", json!({"after_initialized": 0})).await?;
+    client.call_through("read", json!({})).await?.result().context("the next call works")?;
+    Ok(())
+}
