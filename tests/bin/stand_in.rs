@@ -32,8 +32,7 @@ fn main() -> ExitCode {
 fn keep(args: &[String]) -> std::io::Result<()> {
     let value = |name: &str| args.iter().skip_while(|arg| *arg != name).nth(1).map_or("", String::as_str);
     let state = Path::new(value("--state-dir"));
-    let mcp = TcpListener::bind(value("--listen"))?;
-    let admin = TcpListener::bind(value("--admin"))?;
+    let (mcp, admin) = (bind(value("--listen"))?, bind(value("--admin"))?);
     if args.iter().any(|arg| arg == "--orphan") {
         Command::new("sleep").arg(ORPHAN_S).spawn()?;
     }
@@ -52,6 +51,17 @@ fn keep(args: &[String]) -> std::io::Result<()> {
         child.wait()?;
     }
     Err(std::io::Error::other("too many workers"))
+}
+
+/// Binds an address that may have been in use a moment ago, as the gateway does.
+fn bind(address: &str) -> std::io::Result<TcpListener> {
+    for _ in 1..BIND_TRIES_MAX {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => std::thread::sleep(BIND_PAUSE),
+            bound => return bound,
+        }
+    }
+    TcpListener::bind(address)
 }
 
 fn spawn_worker() -> std::io::Result<Child> {
@@ -84,5 +94,7 @@ fn answer(stream: TcpStream, worker: &Worker) -> std::io::Result<()> {
 const TOKEN: &str = "of-the-stand-in";
 const ORPHAN_S: &str = "120";
 const WORKERS_MAX: u64 = 100;
+const BIND_TRIES_MAX: u32 = 50;
+const BIND_PAUSE: Duration = Duration::from_millis(20);
 const HEAD_BYTES_MAX: u64 = 64 * 1024;
 const READ_BOUND: Duration = Duration::from_secs(5);

@@ -5,6 +5,7 @@ mod setup;
 
 pub use setup::Setup;
 
+use crate::ports::lasting_port;
 use crate::procs::{Proc, children, descendants};
 use crate::wait::{wait_blocking, wait_until};
 use anyhow::{Context as _, Result, ensure};
@@ -14,7 +15,6 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -452,22 +452,3 @@ fn describe(left: &[Proc]) -> String {
 const READY_BOUND: Duration = Duration::from_secs(30);
 const STOP_BOUND: Duration = Duration::from_secs(20);
 const ADMIN_BOUND: Duration = Duration::from_secs(5);
-
-/// A free port on loopback below the range from which the system takes ports for outgoing connections: while a gateway
-/// is down, nothing else is given its port.
-fn lasting_port() -> Result<SocketAddr> {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let width = LASTING_PORTS.end - LASTING_PORTS.start;
-    let spread = u16::try_from(std::process::id() % u32::from(width))?;
-    for _ in 0..LASTING_TRIES_MAX {
-        let step = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(37).wrapping_add(spread);
-        let address = SocketAddr::from(([127, 0, 0, 1], LASTING_PORTS.start + step % width));
-        if std::net::TcpListener::bind(address).is_ok() {
-            return Ok(address);
-        }
-    }
-    anyhow::bail!("no free port in {LASTING_PORTS:?}")
-}
-
-const LASTING_PORTS: std::ops::Range<u16> = 10_240..32_000;
-const LASTING_TRIES_MAX: usize = 1000;

@@ -98,7 +98,7 @@ async fn s17_the_scored_set_of_2025_11_25_passes_through_the_gateway() -> Result
 async fn server_everything_works_behind_the_gateway_over_http_and_over_stdio() -> Result<()> {
     let (node, modules) = node()?;
     let program = modules.join("@modelcontextprotocol/server-everything/dist/index.js");
-    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let port = mainstay_tests::lasting_port()?.port();
     let _http = Command::new(&node)
         .arg(&program)
         .arg("streamableHttp")
