@@ -7,7 +7,7 @@
 pub use identity::{BootId, ProcessIdentity, Signal, SignalError, signal};
 pub use lock::{Lock, LockError, Owner, acquire_lock, read_owner};
 pub use protocol::{FRAME_BYTES_MAX, PROTOCOL_VERSION, ProtocolError};
-pub use run::{Ended, KeeperError, Plan, run};
+pub use run::{Ended, KeeperError, Plan, Stage, run};
 pub use state::{StateError, ensure_private_dir};
 pub use sweep::{Swept, sweep};
 pub use types::{

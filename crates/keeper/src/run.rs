@@ -36,6 +36,25 @@ pub struct Plan {
     pub state_dir: PathBuf,
     /// How long a worker may take to drain before it is killed.
     pub drain_bound: Duration,
+    /// Whom to tell what happens, on the keeper's thread: it must not block.
+    pub notify: Box<dyn Fn(Stage)>,
+    /// How often [`Stage::Alive`] is told; never without it.
+    pub alive_every: Option<Duration>,
+}
+
+/// What happens to the gateway, for whoever supervises it from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// A worker is ready. Told of each.
+    Ready,
+    /// A handover to another worker begins.
+    HandoverBegun,
+    /// It is over, well or not.
+    HandoverEnded,
+    /// The way out begins.
+    Stopping,
+    /// The keeper's loop runs.
+    Alive,
 }
 
 /// How the keeper came to its end.
@@ -119,7 +138,11 @@ pub fn run(plan: Plan) -> Result<Ended, KeeperError> {
         let keeper = Rc::new(Keeper::new(identity, plan.listeners, plan.settings, &plan.state_dir));
         let child_signals = signal(SignalKind::child()).map_err(KeeperError::system("watch for ended processes"))?;
         tokio::task::spawn_local(orphans::reap(Rc::clone(&keeper), child_signals));
-        let start = Start { program: plan.worker, args: plan.worker_args, drain_bound: plan.drain_bound };
+        let notify: Rc<dyn Fn(Stage)> = plan.notify.into();
+        if let Some(interval) = plan.alive_every {
+            tokio::task::spawn_local(tell_alive(Rc::clone(&notify), interval));
+        }
+        let start = Start { program: plan.worker, args: plan.worker_args, drain_bound: plan.drain_bound, notify };
         let mut stops = Stops::new(Rc::clone(&keeper)).map_err(KeeperError::system("watch for signals"))?;
         let ended = keep_worker(&keeper, &start, &mut stops).await?;
         Ok(end_children(&keeper, &mut stops, ended).await)
@@ -131,6 +154,15 @@ struct Start {
     program: PathBuf,
     args: Vec<OsString>,
     drain_bound: Duration,
+    notify: Rc<dyn Fn(Stage)>,
+}
+
+/// Tells again and again that this thread does its work. Never returns.
+async fn tell_alive(notify: Rc<dyn Fn(Stage)>, interval: Duration) {
+    loop {
+        notify(Stage::Alive);
+        tokio::time::sleep(interval).await;
+    }
 }
 
 /// Where the wish to stop comes from.
@@ -211,7 +243,10 @@ async fn keep_worker(keeper: &Rc<Keeper>, start: &Start, stops: &mut Stops) -> R
         tracing::error!(delay_s = delay.as_secs(), "workers keep dying; waiting before the next");
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
-            stop = stops.next() => return Ok(ended_by(stop)),
+            stop = stops.next() => {
+                (start.notify)(Stage::Stopping);
+                return Ok(ended_by(stop));
+            }
         }
     }
 }
@@ -252,12 +287,14 @@ async fn attend(keeper: &Keeper, mut worker: Worker, start: &Start, stops: &mut 
                 tracing::info!(worker = worker.number(), after_ms = ms_since(worker.started_at), "worker is ready");
                 // What a drain allows is not changed by a late word of readiness.
                 kill_at = kill_at.filter(|_| ended.is_some());
+                (start.notify)(Stage::Ready);
             }
             may_linger = worker.link_over() => {
                 let grace = if may_linger { LINGER_BOUND } else { Duration::ZERO };
                 kill_at = Some(Instant::now() + grace);
             }
             stop = stops.next() => {
+                (start.notify)(Stage::Stopping);
                 let (known, now) = (ended.unwrap_or(Ended { retire: false, was_forced: false }), ended_by(stop));
                 ended = Some(Ended { retire: known.retire || now.retire, was_forced: known.was_forced || now.was_forced });
                 match stop {

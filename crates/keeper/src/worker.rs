@@ -39,6 +39,9 @@ impl Worker {
         let mut command = Command::new(program);
         // A group of its own: what a terminal signals is the keeper, which then tells the worker to drain.
         command.args(args).stdin(Stdio::from(OwnedFd::from(far))).process_group(0);
+        for name in SERVICE_VARIABLES {
+            command.env_remove(name);
+        }
         let mut process = command.spawn()?;
         // The parent's copy of the worker's end goes with the command; only the worker's death may close it last.
         drop(command);
@@ -130,6 +133,10 @@ impl Worker {
         matches!(result, Ok(Err(LinkError::Version { .. })))
     }
 }
+
+/// What a service manager says to the keeper, and to no other process.
+pub(crate) const SERVICE_VARIABLES: [&str; 6] =
+    ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
 
 /// How long a dead worker's socket is read for what it had still said.
 const LAST_WORDS_BOUND: Duration = Duration::from_millis(100);

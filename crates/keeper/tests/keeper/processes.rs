@@ -47,6 +47,8 @@ fn play_keeper() {
         settings: b"settings\0of the test".to_vec(),
         state_dir: state_dir.clone(),
         drain_bound: Duration::from_millis(1500),
+        notify: Box::new(|_| ()),
+        alive_every: None,
     });
     publish(&state_dir, "ended", &format!("{:?}", ended.unwrap()));
 }

@@ -48,6 +48,8 @@ pub(super) fn run(args: &ServeArgs, global: &Global, out: &Output) -> Result<(),
         settings: config.to_snapshot(),
         state_dir: config.state_dir.clone(),
         drain_bound: DRAIN_BOUND.max(config.session.drain_grace + DRAIN_RESERVE),
+        notify: Box::new(|_| ()),
+        alive_every: None,
     };
     let ended = mainstay_keeper::run(plan).context("run the gateway");
     let withdrawn = Gateway::withdraw(&config.state_dir);

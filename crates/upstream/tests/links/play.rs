@@ -118,6 +118,8 @@ fn play_keeper() {
         settings: Vec::new(),
         state_dir,
         drain_bound: Duration::from_millis(500),
+        notify: Box::new(|_| ()),
+        alive_every: None,
     };
     run(plan).unwrap();
 }
