@@ -11,6 +11,7 @@ use crate::telemetry;
 use failure::Failure;
 use output::Output;
 
+mod activation;
 mod announce;
 mod api;
 mod audit;
@@ -21,6 +22,7 @@ mod failure;
 mod gateway;
 mod instances;
 mod keys;
+mod notify;
 mod output;
 mod owed;
 mod serve;
@@ -83,7 +85,7 @@ fn misspelt(text: &str) -> Failure {
 fn run(cli: Cli, out: &Output) -> Result<(), Failure> {
     let Cli { global, command } = cli;
     match command {
-        Command::Serve(args) => serve::run(&args, &global, out),
+        Command::Serve(args) => serve::run(args, &global, out),
         Command::Worker => {
             start_log(&global)?;
             crate::worker::run().map_err(Failure::from)

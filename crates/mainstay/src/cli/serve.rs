@@ -10,17 +10,21 @@ use anyhow::{Context as _, anyhow};
 use mainstay_keeper::{Lock, LockError, Plan};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::activation::Passed;
 use super::announce::announce;
 use super::failure::Failure;
 use super::gateway::{self, Gateway, TokenFile};
+use super::notify::Notifier;
 use super::output::Output;
 use super::{Global, ServeArgs, config, start_log, tokens};
-use crate::config::{Config, Loaded, StoreKind};
+use crate::config::{Config, Loaded, StoreKind, environment};
 use crate::telemetry;
 
 /// Runs the gateway until it is told to stop.
-pub(super) fn run(args: &ServeArgs, global: &Global, out: &Output) -> Result<(), Failure> {
-    let Loaded { config, warnings } = config::of_serve(args)?;
+pub(super) fn run(mut args: ServeArgs, global: &Global, out: &Output) -> Result<(), Failure> {
+    let passed = Passed::take()?;
+    passed.outweigh(&mut args)?;
+    let Loaded { config, warnings } = config::of_serve(&args)?;
     start_log(global)?;
     config::warn(&warnings, out);
     tokens::check(&config)?;
@@ -34,13 +38,14 @@ pub(super) fn run(args: &ServeArgs, global: &Global, out: &Output) -> Result<(),
     let lock = lock(&config)?;
     // A gateway that was killed may have left a worker behind, which still holds the ports.
     mainstay_keeper::sweep(&config.state_dir).context("end what an earlier gateway left behind")?;
-    let mcp = bind("listen", "--listen", config.listen)?;
-    let admin = bind("admin.listen", "--admin", config.admin.listen)?;
+    let mcp = passed.mcp.map_or_else(|| bind("listen", "--listen", config.listen), lengthen)?;
+    let admin = passed.admin.map_or_else(|| bind("admin.listen", "--admin", config.admin.listen), lengthen)?;
     prepare_token(&config)?;
     raise_open_files();
     let gateway = Gateway { mcp: mcp.local_addr()?, admin: admin.local_addr()?, keeper: std::process::id() };
     gateway.write(&config.state_dir)?;
     announce_unless_closed(&config, &gateway, out);
+    let notifier = Notifier::of(&environment::process, std::process::id(), gateway.mcp);
     let plan = Plan {
         worker: std::env::current_exe().context("find the program's own file")?,
         worker_args: worker_args(global),
@@ -48,8 +53,12 @@ pub(super) fn run(args: &ServeArgs, global: &Global, out: &Output) -> Result<(),
         settings: config.to_snapshot(),
         state_dir: config.state_dir.clone(),
         drain_bound: DRAIN_BOUND.max(config.session.drain_grace + DRAIN_RESERVE),
-        notify: Box::new(|_| ()),
-        alive_every: None,
+        alive_every: notifier.as_ref().map(Notifier::alive_every),
+        notify: Box::new(move |stage| {
+            if let Some(notifier) = &notifier {
+                notifier.tell(stage);
+            }
+        }),
     };
     let ended = mainstay_keeper::run(plan).context("run the gateway");
     let withdrawn = Gateway::withdraw(&config.state_dir);
@@ -117,6 +126,12 @@ fn bind(key: &str, flag: &str, address: SocketAddr) -> Result<TcpListener, Failu
             None => failure,
         }
     })
+}
+
+/// A socket of the service manager, with a queue as long as that of our own.
+fn lengthen(listener: TcpListener) -> Result<TcpListener, Failure> {
+    rustix::net::listen(&listener, LISTEN_BACKLOG).context("lengthen the queue of a socket of the service manager")?;
+    Ok(listener)
 }
 
 fn bind_once(address: SocketAddr) -> io::Result<TcpListener> {
