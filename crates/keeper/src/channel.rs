@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use rustix::io::Errno;
 
 use crate::protocol::{MESSAGE_BYTES_MAX, ProtocolError};
-use crate::socket::Socket;
+use crate::socket::{Arrived, FDS_PER_SEND_MAX, Socket};
 
 /// Encoded messages on their way out. Small ones are put together, large payloads are passed by reference.
 #[derive(Debug, Default)]
@@ -15,6 +17,12 @@ pub(crate) struct Outbox {
     chunks: VecDeque<Bytes>,
     tail: BytesMut,
     len: usize,
+    /// Bytes written so far.
+    written: u64,
+    /// Descriptors and the byte that each of them travels with, counted as `written` is.
+    fds: VecDeque<(u64, OwnedFd)>,
+    /// The kernel lets no more descriptors be on their way; that ends as the other side reads.
+    is_crowded: bool,
 }
 
 impl Outbox {
@@ -25,6 +33,11 @@ impl Outbox {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Has `fd` travel with the message that is put next.
+    pub(crate) fn attach(&mut self, fd: OwnedFd) {
+        self.fds.push_back((self.written + self.len as u64, fd));
     }
 
     /// Appends a message whose fields `fill` writes.
@@ -54,22 +67,61 @@ impl Outbox {
 
     /// Writes as much as the socket takes now; `true` once everything is out. Never waits.
     pub(crate) fn try_write(&mut self, socket: &Socket) -> io::Result<bool> {
+        self.is_crowded = false;
         while !self.is_empty() {
             self.seal();
-            let slices: Vec<IoSlice<'_>> =
-                self.chunks.iter().take(SLICES_MAX).map(|chunk| IoSlice::new(chunk)).collect();
-            match socket.try_send(&slices)? {
-                Some(written) => self.consume(written),
-                None => return Ok(false),
+            let written = if self.fds.is_empty() {
+                let slices: Vec<_> = self.chunks.iter().take(SLICES_MAX).map(|chunk| IoSlice::new(chunk)).collect();
+                socket.try_send(&slices)
+            } else {
+                self.try_write_with_fd(socket)
+            };
+            match written {
+                Ok(Some(written)) => self.consume(written),
+                Ok(None) => return Ok(false),
+                Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
+                    self.is_crowded = true;
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(true)
     }
 
+    /// Writes up to the byte that the next descriptor travels with, or from that byte on.
+    fn try_write_with_fd(&mut self, socket: &Socket) -> io::Result<Option<usize>> {
+        let mut marks = self.fds.iter();
+        let Some((first, fd)) = marks.next() else {
+            return Ok(None);
+        };
+        let is_due = *first == self.written;
+        // One descriptor at a time: if the other side has no room for it, it knows which one is missing.
+        let until = if is_due { marks.next().map(|(at, _)| *at) } else { Some(*first) };
+        let limit = until.map_or(usize::MAX, |at| usize::try_from(at - self.written).unwrap_or(usize::MAX));
+        let slices = slices_within(&self.chunks, limit);
+        if !is_due {
+            return socket.try_send(&slices);
+        }
+        let written = socket.try_send_with_fds(&slices, &[fd.as_fd()])?;
+        if written.is_some() {
+            self.fds.pop_front();
+        }
+        Ok(written)
+    }
+
+    /// Waits until it is worth trying to write again. Cancel-safe.
+    pub(crate) async fn writable(&self, socket: &Socket) -> io::Result<()> {
+        if self.is_crowded {
+            tokio::time::sleep(CROWDED_PAUSE).await;
+        }
+        socket.writable().await
+    }
+
     /// Writes everything, waiting as long as it takes. Cancel-safe: what was not written stays.
     pub(crate) async fn write_all(&mut self, socket: &Socket) -> io::Result<()> {
         while !self.try_write(socket)? {
-            socket.writable().await?;
+            self.writable(socket).await?;
         }
         Ok(())
     }
@@ -81,7 +133,7 @@ impl Outbox {
             return Ok(());
         };
         let written = loop {
-            match socket.try_send_with_fds(&first, fds)? {
+            match socket.try_send_with_fds(&[IoSlice::new(&first)], fds)? {
                 Some(written) => break written,
                 None => socket.writable().await?,
             }
@@ -105,6 +157,7 @@ impl Outbox {
 
     fn consume(&mut self, mut written: usize) {
         self.len -= written;
+        self.written += written as u64;
         while let Some(front) = self.chunks.front_mut() {
             if written < front.len() {
                 front.advance(written);
@@ -116,16 +169,33 @@ impl Outbox {
     }
 }
 
-/// Received bytes, cut into messages.
+/// The first `limit` bytes of `chunks`, or less.
+fn slices_within(chunks: &VecDeque<Bytes>, limit: usize) -> Vec<IoSlice<'_>> {
+    let mut room = limit;
+    let mut slices = Vec::new();
+    for chunk in chunks.iter().take(SLICES_MAX) {
+        let part = &chunk[..chunk.len().min(room)];
+        room -= part.len();
+        slices.push(IoSlice::new(part));
+        if room == 0 {
+            break;
+        }
+    }
+    slices
+}
+
+/// Received bytes, cut into messages, and the descriptors that came with them.
 pub(crate) struct Inbox {
     buffer: BytesMut,
+    /// A descriptor is here before the last byte of its message is, and in the order of messages.
+    fds: VecDeque<Arrived>,
     /// Where the kernel puts bytes. One more copy of them is cheaper than preparing room for more than came.
     landing: Box<[u8]>,
 }
 
 impl Default for Inbox {
     fn default() -> Self {
-        Self { buffer: BytesMut::new(), landing: vec![0; READ_BYTES].into() }
+        Self { buffer: BytesMut::new(), fds: VecDeque::new(), landing: vec![0; READ_BYTES].into() }
     }
 }
 
@@ -149,16 +219,18 @@ impl Inbox {
         Ok(Some(message.freeze()))
     }
 
-    /// Waits for bytes; 0 at the end of the stream. Cancel-safe.
-    pub(crate) async fn fill(&mut self, socket: &Socket) -> io::Result<usize> {
-        let count = socket.receive(&mut self.landing).await?;
-        self.buffer.extend_from_slice(&self.landing[..count]);
-        Ok(count)
+    /// The descriptor that came with the message taken out last; `None` if this process had no room for it.
+    pub(crate) fn take_fd(&mut self) -> Result<Arrived, ProtocolError> {
+        self.fds.pop_front().ok_or(ProtocolError::Field("descriptor"))
     }
 
-    /// Waits for bytes and descriptors; 0 at the end of the stream. Cancel-safe.
-    pub(crate) async fn fill_with_fds(&mut self, socket: &Socket, fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
-        let count = socket.receive_with_fds(&mut self.landing, fds).await?;
+    /// Waits for bytes; 0 at the end of the stream. Cancel-safe.
+    pub(crate) async fn fill(&mut self, socket: &Socket) -> io::Result<usize> {
+        if self.fds.len() > FDS_WAITING_MAX {
+            // A descriptor without a message, again and again.
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let count = socket.receive(&mut self.landing, &mut self.fds).await?;
         self.buffer.extend_from_slice(&self.landing[..count]);
         Ok(count)
     }
@@ -175,6 +247,12 @@ const SLICES_MAX: usize = 32;
 
 /// How much is read at once, in bytes.
 const READ_BYTES: usize = 64 * 1024;
+
+/// How many descriptors may wait for the end of their message: those of one send, and a few sent after it.
+const FDS_WAITING_MAX: usize = 4 * FDS_PER_SEND_MAX;
+
+/// How long to wait while too many descriptors are on their way.
+const CROWDED_PAUSE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests {
@@ -209,13 +287,11 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn descriptors_arrive_with_the_message_they_belong_to() {
         use std::io::{Read as _, Write as _};
-        use std::os::fd::AsFd as _;
 
         let (left, right) = Socket::pair().unwrap();
         let (mut near, far) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut outbox = Outbox::default();
         outbox.put_with_payload(7, &Bytes::from(vec![1; 300_000]), |_| ());
-        let mut fds = Vec::new();
         let mut inbox = Inbox::default();
         let send = async {
             outbox.write_with_fds(&left, &[far.as_fd()]).await.unwrap();
@@ -226,13 +302,13 @@ mod tests {
                 if let Some(message) = inbox.next_message().unwrap() {
                     return message;
                 }
-                assert!(inbox.fill_with_fds(&right, &mut fds).await.unwrap() > 0);
+                assert!(inbox.fill(&right).await.unwrap() > 0);
             }
         };
         let ((), message) = tokio::join!(send, receive);
         assert_eq!(message.len(), 300_001);
-        let passed = fds.pop().unwrap();
-        assert!(fds.is_empty());
+        let passed = inbox.take_fd().unwrap().unwrap();
+        assert!(inbox.take_fd().is_err());
         std::os::unix::net::UnixStream::from(passed).write_all(b"hi").unwrap();
         let mut two = [0; 2];
         near.read_exact(&mut two).unwrap();

@@ -9,6 +9,10 @@
 //!
 //! A frame may be handed over as a call's, under a tag. The keeper names the call to every later worker until one has
 //! settled it, so that each of them knows which calls have reached the child's custody and which never did.
+//!
+//! A worker that is ordered to hand over ([`Order::HandOver`]) stops accepting, passes its idle client connections on and
+//! says so. From then on it is *leaving*: its successor is in charge of the children, and it has a bounded time to finish
+//! what it is at, and exits.
 
 use std::fmt;
 use std::io;
@@ -22,9 +26,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::channel::{Inbox, Outbox};
 use crate::identity::ProcessIdentity;
-use crate::protocol::{FRAME_BYTES_MAX, Holding, PROTOCOL_VERSION, ProtocolError, ToKeeper, ToWorker, Welcoming};
+use crate::protocol::{
+    CONNECTION_READ_BYTES_MAX, FRAME_BYTES_MAX, Holding, PROTOCOL_VERSION, Passing, ProtocolError, ToKeeper, ToWorker,
+    Welcoming,
+};
 use crate::socket::Socket;
-use crate::types::{CallTag, ChildId, Exit, Spawn, SpawnFailure};
+use crate::types::{CallTag, ChildId, Exit, Handover, Spawn, SpawnFailure};
 
 use shared::{Reply, Shared};
 
@@ -54,6 +61,14 @@ pub struct Welcome {
     pub worker_number: u64,
     /// The children of earlier workers, those that have ended meanwhile included.
     pub children: Vec<Held>,
+    /// Idle connections of clients that the worker before this one has passed on, in its order. Each is this worker's
+    /// alone: what it does not go on with is closed by dropping it.
+    pub connections: Vec<Connection>,
+    /// How the last handover went; `None` if there was none. The successor itself is told that it succeeded, which
+    /// becomes true by [`Custody::ready`]: one that does not get there is replaced, and its replacement is told so.
+    pub handover: Option<Handover>,
+    /// The version of the keeper's program.
+    pub keeper_version: String,
 }
 
 impl fmt::Debug for Welcome {
@@ -66,7 +81,30 @@ impl fmt::Debug for Welcome {
             .field("keeper", &self.keeper)
             .field("worker_number", &self.worker_number)
             .field("children", &self.children.len())
+            .field("connections", &self.connections.len())
+            .field("handover", &self.handover)
+            .field("keeper_version", &self.keeper_version)
             .finish()
+    }
+}
+
+/// A client's connection that goes from one worker to the next between two of its requests.
+pub struct Connection {
+    /// The listener that it came in by.
+    pub listener: String,
+    /// Its socket.
+    pub socket: OwnedFd,
+    /// What was read of its next request already, at most [`CONNECTION_READ_BYTES_MAX`].
+    pub read: Bytes,
+}
+
+impl fmt::Debug for Connection {
+    /// Without what was read, which may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("listener", &self.listener)
+            .field("read_bytes", &self.read.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -112,6 +150,9 @@ pub enum Order {
         /// Whether the gateway goes for good: delete upstream sessions, end children.
         retire: bool,
     },
+    /// A successor is about to be started: stop accepting, pass idle connections on with
+    /// [`Custody::pass_connection`], then say [`Custody::handed_over`]. A worker that does not say so in time is killed.
+    HandOver,
     /// The keeper is gone. Nothing can be kept; exit.
     Detached,
 }
@@ -196,6 +237,25 @@ pub enum SpawnError {
     Detached,
 }
 
+/// Why a handover was refused. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct HandoverRefused {
+    /// What stands against it, for people; of several lines if the program that was asked said so much.
+    pub reason: String,
+}
+
+/// Why a connection was not passed on. It is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PassError {
+    /// More than [`CONNECTION_READ_BYTES_MAX`] of the next request was read.
+    #[error("more than {CONNECTION_READ_BYTES_MAX} bytes of the next request were read")]
+    TooLong,
+    /// The keeper is gone, or everything was handed over already.
+    #[error("connections are not taken any more")]
+    Gone,
+}
+
 /// Why a frame was not taken. It has not reached the child and never will.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
@@ -234,7 +294,7 @@ impl Custody {
         hello.write_all(&socket).await?;
         let greeting = tokio::time::timeout(GREETING_BOUND, Greeting::read(&socket)).await;
         let greeting = greeting.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        let listeners = greeting.welcome.listeners.into_iter().zip(greeting.fds).collect();
+        let listeners = greeting.welcome.listeners.into_iter().zip(greeting.listeners).collect();
 
         let shared = Arc::new(Shared::new(socket));
         let (order_sender, orders) = mpsc::channel(ORDERS_MAX);
@@ -248,6 +308,9 @@ impl Custody {
             keeper: greeting.welcome.keeper,
             worker_number: greeting.welcome.worker_number,
             children,
+            connections: greeting.connections,
+            handover: greeting.welcome.handover,
+            keeper_version: greeting.welcome.keeper_version,
         };
         Ok(Attached { custody: Self { shared }, welcome, orders })
     }
@@ -255,6 +318,12 @@ impl Custody {
     /// Says that this worker serves. A worker that doesn't say so in time is replaced.
     pub async fn ready(&self) {
         self.shared.send(&ToKeeper::Ready).await;
+    }
+
+    /// Says that this worker can't serve yet for a reason that another could not help either, such as a full disk. Its
+    /// time to become ready starts anew, except that of a successor within a handover.
+    pub async fn waiting(&self) {
+        self.shared.send(&ToKeeper::Waiting).await;
     }
 
     /// Starts a child.
@@ -271,7 +340,9 @@ impl Custody {
         match self.ask(|request| ToKeeper::Spawn { request, spawn }).await {
             Some(Reply::Spawned(spawned)) => Ok(spawned),
             Some(Reply::SpawnFailed(failure, detail)) => Err(SpawnError::Failed { failure, detail }),
-            Some(Reply::StderrTail(_)) | None => Err(SpawnError::Detached),
+            Some(Reply::StderrTail(_) | Reply::Succeeding | Reply::NotSucceeding(_)) | None => {
+                Err(SpawnError::Detached)
+            }
         }
     }
 
@@ -328,13 +399,56 @@ impl Custody {
     pub async fn stderr_tail(&self, child: ChildId) -> Bytes {
         match self.ask(|request| ToKeeper::StderrTail { request, child }).await {
             Some(Reply::StderrTail(bytes)) => bytes,
-            Some(Reply::Spawned(_) | Reply::SpawnFailed(..)) | None => Bytes::new(),
+            Some(Reply::Spawned(_) | Reply::SpawnFailed(..) | Reply::Succeeding | Reply::NotSucceeding(_)) | None => {
+                Bytes::new()
+            }
         }
     }
 
     /// Asks the keeper to stop the gateway. It answers with [`Order::Drain`].
     pub async fn shutdown(&self, retire: bool) {
         self.shared.send(&ToKeeper::Shutdown { retire }).await;
+    }
+
+    /// Asks for a successor: with the settings that are in force by then, or, for an `upgrade`, of the program as it is
+    /// on disk by then. Resolves `Ok` once nothing stands against it, just ahead of [`Order::HandOver`]; what becomes of
+    /// it is told to the next worker as [`Welcome::handover`].
+    ///
+    /// # Errors
+    /// It was refused: there is one already, the gateway is about to stop, or the program that was asked for can't serve
+    /// or does not accept the configuration. Nothing has changed.
+    pub async fn succeed(&self, upgrade: bool) -> Result<(), HandoverRefused> {
+        match self.ask(|request| ToKeeper::Succeed { request, upgrade }).await {
+            Some(Reply::Succeeding) => Ok(()),
+            Some(Reply::NotSucceeding(reason)) => Err(HandoverRefused { reason }),
+            Some(Reply::Spawned(_) | Reply::SpawnFailed(..) | Reply::StderrTail(_)) | None => {
+                Err(HandoverRefused { reason: "the keeper is gone".to_owned() })
+            }
+        }
+    }
+
+    /// Passes a client's connection to the worker after this one, between two requests and after
+    /// [`Order::HandOver`] alone. Waits for room. The keeper closes what is more than it can hold.
+    ///
+    /// # Errors
+    /// The connection was not passed on, and is closed.
+    pub async fn pass_connection(&self, connection: Connection) -> Result<(), PassError> {
+        if connection.read.len() > CONNECTION_READ_BYTES_MAX {
+            return Err(PassError::TooLong);
+        }
+        let passing = Passing { listener: connection.listener, read: connection.read };
+        let is_sent = self.shared.send_with_fd(&ToKeeper::Connection(passing), connection.socket).await;
+        if is_sent { Ok(()) } else { Err(PassError::Gone) }
+    }
+
+    /// Says that everything is handed over: everything that was said before goes ahead of it, acknowledgements and
+    /// settled calls included, and what is said afterwards is dropped. The worker is leaving from then on.
+    ///
+    /// Children are its successor's: their events end as if the keeper were gone, behind what their channels hold, and
+    /// whatever waits for an answer gets none. Orders still come. Returns once the word is in the keeper's socket.
+    pub async fn handed_over(&self) {
+        self.shared.hand_over();
+        self.shared.said().await;
     }
 
     async fn ask(&self, message: impl FnOnce(u64) -> ToKeeper) -> Option<Reply> {
@@ -361,37 +475,51 @@ fn check(frame: &Bytes) -> Result<(), WriteError> {
 /// What the keeper sends before it goes live.
 struct Greeting {
     welcome: Welcoming,
-    fds: Vec<OwnedFd>,
+    listeners: Vec<OwnedFd>,
     children: Vec<Holding>,
+    connections: Vec<Connection>,
     inbox: Inbox,
 }
 
 impl Greeting {
     async fn read(socket: &Socket) -> Result<Self, AttachError> {
-        let (mut inbox, mut fds, mut children) = (Inbox::default(), Vec::new(), Vec::new());
-        let mut welcome = None;
+        let mut inbox = Inbox::default();
+        let (welcome, listeners) = match next(socket, &mut inbox).await? {
+            ToWorker::Refused { version } => {
+                return Err(AttachError::Version { keeper: version, worker: PROTOCOL_VERSION });
+            }
+            ToWorker::Welcome(welcome) => {
+                let taken: Result<_, ProtocolError> = welcome.listeners.iter().map(|_| inbox.take_fd()).collect();
+                (welcome, taken?)
+            }
+            _ => return Err(ProtocolError::Order.into()),
+        };
+        let listeners: Option<Vec<OwnedFd>> = Vec::into_iter(listeners).collect();
+        let listeners = listeners.ok_or(ProtocolError::Field("listeners"))?;
+        let (mut children, mut connections) = (Vec::new(), Vec::new());
         loop {
-            let Some(message) = inbox.next_message()? else {
-                if inbox.fill_with_fds(socket, &mut fds).await? == 0 {
-                    return Err(AttachError::Ended);
-                }
-                continue;
-            };
-            match (ToWorker::decode(message)?, welcome.is_some()) {
-                (ToWorker::Refused { version }, false) => {
-                    return Err(AttachError::Version { keeper: version, worker: PROTOCOL_VERSION });
-                }
-                (ToWorker::Welcome(sent), false) => welcome = Some(sent),
-                (ToWorker::Held(held), true) => children.push(held),
-                (ToWorker::Begin, true) => break,
+            match next(socket, &mut inbox).await? {
+                ToWorker::Held(held) => children.push(held),
+                ToWorker::Connection(Passing { listener, read }) => match inbox.take_fd()? {
+                    Some(socket) => connections.push(Connection { listener, socket, read }),
+                    None => tracing::warn!(listener, "no descriptor is left for a connection that was passed on"),
+                },
+                ToWorker::Begin => return Ok(Self { welcome, listeners, children, connections, inbox }),
                 _ => return Err(ProtocolError::Order.into()),
             }
         }
-        let welcome = welcome.ok_or(ProtocolError::Order)?;
-        if welcome.listeners.len() != fds.len() {
-            return Err(ProtocolError::Field("listeners").into());
+    }
+}
+
+/// The keeper's next message.
+async fn next(socket: &Socket, inbox: &mut Inbox) -> Result<ToWorker, AttachError> {
+    loop {
+        if let Some(message) = inbox.next_message()? {
+            return Ok(ToWorker::decode(message)?);
         }
-        Ok(Self { welcome, fds, children, inbox })
+        if inbox.fill(socket).await? == 0 {
+            return Err(AttachError::Ended);
+        }
     }
 }
 

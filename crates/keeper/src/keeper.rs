@@ -246,6 +246,11 @@ impl Keeper {
                 self.shutdown.set(Some(retire));
                 self.shutdown_asked.notify_one();
             }
+            ToKeeper::Succeed { request, .. } => {
+                link.reply(ToWorker::NotSucceeding { request, reason: "handovers are not ready".to_owned() })?;
+            }
+            ToKeeper::Connection(_) | ToKeeper::HandedOver => return Err(ProtocolError::Order),
+            ToKeeper::Pong | ToKeeper::Waiting => {}
         }
         Ok(())
     }

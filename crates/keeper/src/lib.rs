@@ -6,13 +6,14 @@
 
 pub use identity::{BootId, ProcessIdentity, Signal, SignalError, signal};
 pub use lock::{Lock, LockError, Owner, acquire_lock, read_owner};
-pub use protocol::{FRAME_BYTES_MAX, PROTOCOL_VERSION, ProtocolError};
+pub use protocol::{CONNECTION_READ_BYTES_MAX, FRAME_BYTES_MAX, PROTOCOL_VERSION, ProtocolError};
 pub use run::{Ended, KeeperError, Plan, Stage, run};
 pub use state::{StateError, ensure_private_dir};
 pub use sweep::{Swept, sweep};
 pub use types::{
-    CALL_TAG_BYTES, CHILDREN_MAX, CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, CallTag, ChildId, Exit, LABEL_BYTES_MAX,
-    LINE_BYTES_MAX, MARKER_VARIABLE, OPEN_CALLS_MAX, STDERR_TAIL_BYTES_MAX, STDIN_BYTES_MAX, Spawn, SpawnFailure,
+    CALL_TAG_BYTES, CHILDREN_MAX, CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, CallTag, ChildId, Exit, Handover,
+    HandoverOutcome, LABEL_BYTES_MAX, LINE_BYTES_MAX, MARKER_VARIABLE, OPEN_CALLS_MAX, STDERR_TAIL_BYTES_MAX,
+    STDIN_BYTES_MAX, Spawn, SpawnFailure,
 };
 
 pub mod client;

@@ -192,7 +192,14 @@ pub(crate) async fn serve(keeper: Rc<Keeper>, link: Rc<Link>) -> Result<(), Link
 async fn welcome(keeper: &Rc<Keeper>, link: &Rc<Link>, outbox: &mut Outbox) -> Result<(), LinkError> {
     let listeners = keeper.listeners.iter().map(|(name, _)| name.clone()).collect();
     let (identity, settings) = (keeper.identity, keeper.settings.clone());
-    let welcome = Welcoming { keeper: identity, worker_number: link.worker_number, listeners, settings };
+    let welcome = Welcoming {
+        keeper: identity,
+        worker_number: link.worker_number,
+        listeners,
+        keeper_version: String::new(),
+        handover: None,
+        settings,
+    };
     ToWorker::Welcome(welcome).encode(outbox);
     let fds: Vec<_> = keeper.listeners.iter().map(|(_, listener)| listener.as_fd()).collect();
     outbox.write_with_fds(&link.socket, &fds).await?;
@@ -230,7 +237,7 @@ async fn send(keeper: &Keeper, link: &Link, mut outbox: Outbox) -> std::convert:
         }
         let written = match outbox.try_write(&link.socket) {
             Ok(true) => Ok(()),
-            Ok(false) => link.socket.writable().await,
+            Ok(false) => outbox.writable(&link.socket).await,
             Err(error) => Err(error),
         };
         if let Err(error) = written {

@@ -3,19 +3,20 @@
 //! A message is a little-endian `u32` length, a kind byte and the kind's fields. The payload, where there is one, is the
 //! last field and is neither copied when it is large nor looked at.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::path::PathBuf;
 use std::time::Duration;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{BufMut as _, Bytes};
 
 use crate::channel::Outbox;
-use crate::identity::{BootId, ProcessIdentity};
-use crate::types::{CallTag, ChildId, Exit, Spawn, SpawnFailure};
+use crate::identity::ProcessIdentity;
+use crate::types::{CallTag, ChildId, Exit, Handover, Spawn, SpawnFailure};
+
+use fields::{Fields, put_blob, put_handover, put_identity, put_list, put_number, put_spawn, put_tag};
+
+pub(crate) mod fields;
 
 /// The version that both ends must have in common. Raised whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The longest frame in either direction, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -28,6 +29,9 @@ pub(crate) const LIST_LEN_MAX: usize = 64 * 1024;
 
 /// The longest list of named listening sockets; far below what one message may carry in descriptors (253).
 pub(crate) const LISTENERS_MAX: usize = 16;
+
+/// How much of a connection's next request may have been read when the connection is passed on, in bytes.
+pub const CONNECTION_READ_BYTES_MAX: usize = 64 * 1024;
 
 /// Why bytes are no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -53,34 +57,112 @@ pub enum ProtocolError {
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
 pub(crate) enum ToKeeper {
-    Hello { version: u32, pid: u32 },
+    Hello {
+        version: u32,
+        pid: u32,
+    },
     Ready,
-    Spawn { request: u64, spawn: Spawn },
-    Write { child: ChildId, tag: Option<CallTag>, frame: Bytes },
-    Acknowledge { child: ChildId, from: u64, through: u64 },
-    Settle { child: ChildId, tags: Vec<CallTag> },
-    Stop { child: ChildId, grace: Duration },
-    Forget { child: ChildId },
-    StderrTail { request: u64, child: ChildId },
-    Shutdown { retire: bool },
+    Spawn {
+        request: u64,
+        spawn: Spawn,
+    },
+    Write {
+        child: ChildId,
+        tag: Option<CallTag>,
+        frame: Bytes,
+    },
+    Acknowledge {
+        child: ChildId,
+        from: u64,
+        through: u64,
+    },
+    Settle {
+        child: ChildId,
+        tags: Vec<CallTag>,
+    },
+    Stop {
+        child: ChildId,
+        grace: Duration,
+    },
+    Forget {
+        child: ChildId,
+    },
+    StderrTail {
+        request: u64,
+        child: ChildId,
+    },
+    Shutdown {
+        retire: bool,
+    },
+    Succeed {
+        request: u64,
+        upgrade: bool,
+    },
+    /// The connection's socket travels with the first byte.
+    Connection(Passing),
+    HandedOver,
+    Pong,
+    Waiting,
 }
 
 /// What the keeper says to a worker.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
 pub(crate) enum ToWorker {
-    Refused { version: u32 },
+    Refused {
+        version: u32,
+    },
     Welcome(Welcoming),
     Held(Holding),
     Begin,
-    Spawned { request: u64, child: ChildId, identity: ProcessIdentity },
-    SpawnFailed { request: u64, failure: SpawnFailure, detail: String },
-    Frame { child: ChildId, number: u64, bytes: Bytes },
-    Oversize { child: ChildId, number: u64, bytes: u64, head: Bytes, tail: Bytes },
-    Written { child: ChildId, through: u64 },
-    Exited { child: ChildId, exit: Exit },
-    StderrTail { request: u64, bytes: Bytes },
-    Drain { retire: bool },
+    Spawned {
+        request: u64,
+        child: ChildId,
+        identity: ProcessIdentity,
+    },
+    SpawnFailed {
+        request: u64,
+        failure: SpawnFailure,
+        detail: String,
+    },
+    Frame {
+        child: ChildId,
+        number: u64,
+        bytes: Bytes,
+    },
+    Oversize {
+        child: ChildId,
+        number: u64,
+        bytes: u64,
+        head: Bytes,
+        tail: Bytes,
+    },
+    Written {
+        child: ChildId,
+        through: u64,
+    },
+    Exited {
+        child: ChildId,
+        exit: Exit,
+    },
+    StderrTail {
+        request: u64,
+        bytes: Bytes,
+    },
+    Drain {
+        retire: bool,
+    },
+    HandOver,
+    Succeeding {
+        request: u64,
+    },
+    NotSucceeding {
+        request: u64,
+        reason: String,
+    },
+    /// The connection's socket travels with the first byte.
+    Connection(Passing),
+    Ping,
 }
 
 /// The keeper's first message to a worker of its version. The listening sockets travel beside it, in the order of names.
@@ -90,7 +172,20 @@ pub(crate) struct Welcoming {
     pub(crate) keeper: ProcessIdentity,
     pub(crate) worker_number: u64,
     pub(crate) listeners: Vec<String>,
+    pub(crate) keeper_version: String,
+    /// How the last handover went; for its successor, how it goes if that becomes ready.
+    pub(crate) handover: Option<Handover>,
     pub(crate) settings: Bytes,
+}
+
+/// A client's connection on its way from one worker to the next, without its socket.
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
+pub(crate) struct Passing {
+    /// The listener that it came in by.
+    pub(crate) listener: String,
+    /// What was read of its next request.
+    pub(crate) read: Bytes,
 }
 
 /// One child that the keeper holds while a worker attaches.
@@ -122,6 +217,11 @@ mod kind {
     pub(super) const STDERR_TAIL_WANTED: u8 = 8;
     pub(super) const SHUTDOWN: u8 = 9;
     pub(super) const SETTLE: u8 = 10;
+    pub(super) const SUCCEED: u8 = 11;
+    pub(super) const CONNECTION_FROM: u8 = 12;
+    pub(super) const HANDED_OVER: u8 = 13;
+    pub(super) const PONG: u8 = 14;
+    pub(super) const WAITING: u8 = 15;
 
     pub(super) const REFUSED: u8 = 65;
     pub(super) const WELCOME: u8 = 66;
@@ -135,6 +235,11 @@ mod kind {
     pub(super) const EXITED: u8 = 74;
     pub(super) const STDERR_TAIL: u8 = 75;
     pub(super) const DRAIN: u8 = 76;
+    pub(super) const HAND_OVER: u8 = 77;
+    pub(super) const SUCCEEDING: u8 = 78;
+    pub(super) const NOT_SUCCEEDING: u8 = 79;
+    pub(super) const CONNECTION_TO: u8 = 80;
+    pub(super) const PING: u8 = 81;
 }
 
 impl ToKeeper {
@@ -178,6 +283,14 @@ impl ToKeeper {
                 body.put_u64_le(child.get());
             }),
             Self::Shutdown { retire } => out.put(kind::SHUTDOWN, |body| body.put_u8(u8::from(*retire))),
+            Self::Succeed { request, upgrade } => out.put(kind::SUCCEED, |body| {
+                body.put_u64_le(*request);
+                body.put_u8(u8::from(*upgrade));
+            }),
+            Self::Connection(passing) => passing.encode(kind::CONNECTION_FROM, out),
+            Self::HandedOver => out.put(kind::HANDED_OVER, |_| ()),
+            Self::Pong => out.put(kind::PONG, |_| ()),
+            Self::Waiting => out.put(kind::WAITING, |_| ()),
         }
     }
 
@@ -197,6 +310,11 @@ impl ToKeeper {
             kind::FORGET => Self::Forget { child: fields.child()? },
             kind::STDERR_TAIL_WANTED => Self::StderrTail { request: fields.u64("request")?, child: fields.child()? },
             kind::SHUTDOWN => Self::Shutdown { retire: fields.flag("retire")? },
+            kind::SUCCEED => Self::Succeed { request: fields.u64("request")?, upgrade: fields.flag("upgrade")? },
+            kind::CONNECTION_FROM => Self::Connection(Passing::decode(&mut fields)?),
+            kind::HANDED_OVER => Self::HandedOver,
+            kind::PONG => Self::Pong,
+            kind::WAITING => Self::Waiting,
             other => return Err(ProtocolError::Kind(other)),
         };
         fields.end()?;
@@ -213,6 +331,8 @@ impl ToWorker {
                 put_identity(body, welcome.keeper);
                 body.put_u64_le(welcome.worker_number);
                 put_list(body, &welcome.listeners, |body, name| put_blob(body, name.as_bytes()));
+                put_blob(body, welcome.keeper_version.as_bytes());
+                put_handover(body, welcome.handover.as_ref());
             }),
             Self::Held(held) => out.put_with_payload(kind::HELD, &held.label, |body| {
                 body.put_u64_le(held.child.get());
@@ -261,6 +381,14 @@ impl ToWorker {
                 out.put_with_payload(kind::STDERR_TAIL, bytes, |body| body.put_u64_le(*request));
             }
             Self::Drain { retire } => out.put(kind::DRAIN, |body| body.put_u8(u8::from(*retire))),
+            Self::HandOver => out.put(kind::HAND_OVER, |_| ()),
+            Self::Succeeding { request } => out.put(kind::SUCCEEDING, |body| body.put_u64_le(*request)),
+            Self::NotSucceeding { request, reason } => out.put(kind::NOT_SUCCEEDING, |body| {
+                body.put_u64_le(*request);
+                put_blob(body, reason.as_bytes());
+            }),
+            Self::Connection(passing) => passing.encode(kind::CONNECTION_TO, out),
+            Self::Ping => out.put(kind::PING, |_| ()),
         }
     }
 
@@ -292,6 +420,13 @@ impl ToWorker {
             kind::EXITED => Self::Exited { child: fields.child()?, exit: fields.exit()? },
             kind::STDERR_TAIL => Self::StderrTail { request: fields.u64("request")?, bytes: fields.rest() },
             kind::DRAIN => Self::Drain { retire: fields.flag("retire")? },
+            kind::HAND_OVER => Self::HandOver,
+            kind::SUCCEEDING => Self::Succeeding { request: fields.u64("request")? },
+            kind::NOT_SUCCEEDING => {
+                Self::NotSucceeding { request: fields.u64("request")?, reason: fields.text("reason")? }
+            }
+            kind::CONNECTION_TO => Self::Connection(Passing::decode(&mut fields)?),
+            kind::PING => Self::Ping,
             other => return Err(ProtocolError::Kind(other)),
         };
         fields.end()?;
@@ -299,191 +434,13 @@ impl ToWorker {
     }
 }
 
-fn put_identity(body: &mut BytesMut, identity: ProcessIdentity) {
-    body.put_u32_le(identity.pid());
-    body.put_u64_le(identity.started_ticks());
-    body.put_slice(&identity.boot().to_bytes());
-}
-
-fn put_spawn(body: &mut BytesMut, spawn: &Spawn) {
-    put_blob(body, &spawn.label);
-    put_blob(body, spawn.name.as_bytes());
-    put_blob(body, spawn.program.as_bytes());
-    put_list(body, &spawn.args, |body, argument| put_blob(body, argument.as_bytes()));
-    put_list(body, &spawn.env, |body, (name, value)| {
-        put_blob(body, name.as_bytes());
-        put_blob(body, value.as_bytes());
-    });
-    body.put_u8(u8::from(spawn.cwd.is_some()));
-    if let Some(cwd) = &spawn.cwd {
-        put_blob(body, cwd.as_os_str().as_bytes());
-    }
-    put_blob(body, spawn.marker.as_bytes());
-}
-
-fn put_number(body: &mut BytesMut, number: Option<i32>) {
-    body.put_u8(u8::from(number.is_some()));
-    body.put_i32_le(number.unwrap_or_default());
-}
-
-fn put_tag(body: &mut BytesMut, tag: &CallTag) {
-    body.put_slice(&tag.to_bytes());
-}
-
-fn put_blob(body: &mut BytesMut, bytes: &[u8]) {
-    body.put_u32_le(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
-    body.put_slice(bytes);
-}
-
-fn put_list<T>(body: &mut BytesMut, items: &[T], mut put: impl FnMut(&mut BytesMut, &T)) {
-    body.put_u32_le(u32::try_from(items.len()).unwrap_or(u32::MAX));
-    for item in items {
-        put(body, item);
-    }
-}
-
-/// The part of a message that was not read yet.
-struct Fields(Bytes);
-
-impl Fields {
-    fn take(&mut self, len: usize, field: &'static str) -> Result<Bytes, ProtocolError> {
-        if self.0.len() < len {
-            return Err(ProtocolError::Field(field));
-        }
-        Ok(self.0.split_to(len))
+impl Passing {
+    fn encode(&self, kind: u8, out: &mut Outbox) {
+        out.put_with_payload(kind, &self.read, |body| put_blob(body, self.listener.as_bytes()));
     }
 
-    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], ProtocolError> {
-        <[u8; N]>::try_from(&self.take(N, field)?[..]).map_err(|_| ProtocolError::Field(field))
-    }
-
-    fn byte(&mut self, field: &'static str) -> Result<u8, ProtocolError> {
-        Ok(u8::from_le_bytes(self.array(field)?))
-    }
-
-    fn u32(&mut self, field: &'static str) -> Result<u32, ProtocolError> {
-        Ok(u32::from_le_bytes(self.array(field)?))
-    }
-
-    fn u64(&mut self, field: &'static str) -> Result<u64, ProtocolError> {
-        Ok(u64::from_le_bytes(self.array(field)?))
-    }
-
-    fn flag(&mut self, field: &'static str) -> Result<bool, ProtocolError> {
-        match self.byte(field)? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(ProtocolError::Field(field)),
-        }
-    }
-
-    fn number(&mut self, field: &'static str) -> Result<Option<i32>, ProtocolError> {
-        let is_there = self.flag(field)?;
-        let number = i32::from_le_bytes(self.array(field)?);
-        Ok(is_there.then_some(number))
-    }
-
-    fn blob(&mut self, field: &'static str) -> Result<Bytes, ProtocolError> {
-        let len = self.u32(field)?;
-        self.take(usize::try_from(len).unwrap_or(usize::MAX), field)
-    }
-
-    fn text(&mut self, field: &'static str) -> Result<String, ProtocolError> {
-        String::from_utf8(self.blob(field)?.into()).map_err(|_| ProtocolError::Field(field))
-    }
-
-    fn os_text(&mut self, field: &'static str) -> Result<OsString, ProtocolError> {
-        Ok(OsString::from_vec(self.blob(field)?.into()))
-    }
-
-    fn list<T>(
-        &mut self,
-        field: &'static str,
-        mut item: impl FnMut(&mut Self) -> Result<T, ProtocolError>,
-    ) -> Result<Vec<T>, ProtocolError> {
-        let len = usize::try_from(self.u32(field)?).unwrap_or(usize::MAX);
-        if len > LIST_LEN_MAX {
-            return Err(ProtocolError::Field(field));
-        }
-        // No capacity is taken on the sender's word: a list longer than its message fails at its first missing item.
-        (0..len).map(|_| item(self)).collect()
-    }
-
-    fn child(&mut self) -> Result<ChildId, ProtocolError> {
-        Ok(ChildId::new(self.u64("child")?))
-    }
-
-    fn tag(&mut self) -> Result<CallTag, ProtocolError> {
-        Ok(CallTag::from_bytes(self.array("tag")?))
-    }
-
-    fn optional_tag(&mut self) -> Result<Option<CallTag>, ProtocolError> {
-        if self.flag("tag")? { self.tag().map(Some) } else { Ok(None) }
-    }
-
-    fn identity(&mut self) -> Result<ProcessIdentity, ProtocolError> {
-        let (pid, started_ticks) = (self.u32("pid")?, self.u64("started_ticks")?);
-        let boot = BootId::from_bytes(self.array("boot")?);
-        ProcessIdentity::from_parts(pid, started_ticks, boot).ok_or(ProtocolError::Field("pid"))
-    }
-
-    fn spawn(&mut self) -> Result<Spawn, ProtocolError> {
-        Ok(Spawn {
-            label: self.blob("label")?.into(),
-            name: self.text("name")?,
-            program: self.os_text("program")?,
-            args: self.list("args", |fields| fields.os_text("args"))?,
-            env: self.list("env", |fields| Ok((fields.os_text("env")?, fields.os_text("env")?)))?,
-            cwd: match self.flag("cwd")? {
-                true => Some(PathBuf::from(self.os_text("cwd")?)),
-                false => None,
-            },
-            marker: self.text("marker")?,
-        })
-    }
-
-    fn welcoming(&mut self) -> Result<Welcoming, ProtocolError> {
-        let keeper = self.identity()?;
-        let worker_number = self.u64("worker_number")?;
-        let listeners = self.list("listeners", |fields| fields.text("listeners"))?;
-        if listeners.len() > LISTENERS_MAX {
-            return Err(ProtocolError::Field("listeners"));
-        }
-        Ok(Welcoming { keeper, worker_number, listeners, settings: self.rest() })
-    }
-
-    fn holding(&mut self) -> Result<Holding, ProtocolError> {
-        Ok(Holding {
-            child: self.child()?,
-            identity: self.identity()?,
-            spawned_at_unix_ms: self.u64("spawned_at")?,
-            frames_accepted: self.u64("frames_accepted")?,
-            frames_written: self.u64("frames_written")?,
-            queued_bytes: self.u64("queued_bytes")?,
-            open: self.list("open", Self::tag)?,
-            label: self.rest(),
-        })
-    }
-
-    fn exit(&mut self) -> Result<Exit, ProtocolError> {
-        Ok(Exit {
-            code: self.number("code")?,
-            signal: self.number("signal")?,
-            frames_written: self.u64("frames_written")?,
-            frame_partly_written: self.flag("frame_partly_written")?,
-            stderr_tail: self.rest(),
-        })
-    }
-
-    fn rest(&mut self) -> Bytes {
-        std::mem::take(&mut self.0)
-    }
-
-    fn end(self) -> Result<(), ProtocolError> {
-        match self.0.len() {
-            0 => Ok(()),
-            left => Err(ProtocolError::Trailing(left)),
-        }
+    fn decode(fields: &mut Fields) -> Result<Self, ProtocolError> {
+        Ok(Self { listener: fields.text("listener")?, read: fields.connection_read()? })
     }
 }
 

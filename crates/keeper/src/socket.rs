@@ -3,13 +3,15 @@
 //! It is watched for reading only. A socket that is watched for writing too wakes its owner each time the other end has
 //! read something, which would be once more per message; so it is watched for writing only while it is full.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -33,14 +35,18 @@ impl Socket {
         self.send(slices, &mut SendAncillaryBuffer::default())
     }
 
-    /// Sends some of `bytes`, and all of `fds` with the first of them: `None` if the socket takes nothing now.
-    pub(crate) fn try_send_with_fds(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
+    /// Sends some of `slices`, and all of `fds` with the first byte of them: `None` if the socket takes nothing now.
+    pub(crate) fn try_send_with_fds(
+        &self,
+        slices: &[IoSlice<'_>],
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<Option<usize>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_SEND_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
         }
-        self.send(&[IoSlice::new(bytes)], &mut control)
+        self.send(slices, &mut control)
     }
 
     /// Waits until the socket may take something. Cancel-safe.
@@ -50,29 +56,16 @@ impl Socket {
         Ok(())
     }
 
-    /// Waits for bytes; 0 at the end of the stream. Cancel-safe.
-    pub(crate) async fn receive(&self, landing: &mut [u8]) -> io::Result<usize> {
-        // Less than there was room for: the socket is empty, and whatever comes next is announced anew.
-        self.receive_by(landing, true, |fd, landing| Ok(rustix::net::recv(fd, landing, RecvFlags::empty())?.0)).await
-    }
-
-    /// Waits for bytes and descriptors; 0 at the end of the stream. Cancel-safe.
-    pub(crate) async fn receive_with_fds(&self, landing: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
-        // The kernel also stops short behind bytes that descriptors came with.
-        self.receive_by(landing, false, |fd, landing| receive_with_fds(fd, landing, fds)).await
-    }
-
-    async fn receive_by(
-        &self,
-        landing: &mut [u8],
-        short_means_empty: bool,
-        mut receive: impl FnMut(BorrowedFd<'_>, &mut [u8]) -> io::Result<usize>,
-    ) -> io::Result<usize> {
+    /// Waits for bytes, and for descriptors that come with them; 0 at the end of the stream. Cancel-safe.
+    pub(crate) async fn receive(&self, landing: &mut [u8], fds: &mut VecDeque<Arrived>) -> io::Result<usize> {
         loop {
             let mut ready = self.fd.readable().await?;
-            match receive(self.fd.get_ref().as_fd(), landing) {
+            let known = fds.len();
+            match receive_once(self.fd.get_ref().as_fd(), landing, fds) {
                 Ok(count) => {
-                    if count < landing.len() && short_means_empty {
+                    // Less than there was room for: the socket is empty, and whatever comes next is announced anew. But
+                    // the kernel also stops short behind bytes that descriptors came with.
+                    if count < landing.len() && fds.len() == known {
                         ready.clear_ready();
                     }
                     return Ok(count);
@@ -104,14 +97,24 @@ impl Socket {
     }
 }
 
-fn receive_with_fds(fd: BorrowedFd<'_>, landing: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
+/// A descriptor that has arrived; `None` if this process had no room for it.
+pub(crate) type Arrived = Option<OwnedFd>;
+
+fn receive_once(fd: BorrowedFd<'_>, landing: &mut [u8], fds: &mut VecDeque<Arrived>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_SEND_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(landing)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(passed) = message {
-            fds.extend(passed);
+            fds.extend(passed.map(Some));
         }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // Some could not be taken, which are the last of those that were sent together.
+        fds.push_back(None);
     }
     Ok(received.bytes)
 }
+
+/// The most descriptors that travel with one byte; the kernel's own bound is 253.
+pub(crate) const FDS_PER_SEND_MAX: usize = LISTENERS_MAX;

@@ -189,6 +189,46 @@ impl fmt::Display for SpawnFailure {
     }
 }
 
+/// How the last handover from one worker to another went: a reload (the same program with new settings) or an upgrade
+/// (another program). Requirements T2 and T4.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handover {
+    /// Whether the successor serves.
+    pub outcome: HandoverOutcome,
+    /// Whether another program was asked for, rather than other settings alone.
+    pub upgrade: bool,
+    /// When it began, in milliseconds of Unix time.
+    pub at_unix_ms: u64,
+    /// The keeper's version before it.
+    pub from_version: String,
+    /// The keeper's version after it, or what it would have been; empty if it did not get so far as to be known.
+    pub to_version: String,
+    /// Why it did not succeed; empty if it did.
+    pub reason: String,
+}
+
+/// Whether a handover succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandoverOutcome {
+    /// The successor serves.
+    Succeeded,
+    /// Everything is, or is again, as it was before.
+    NotSucceeded,
+}
+
+impl HandoverOutcome {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Succeeded => 1,
+            Self::NotSucceeded => 2,
+        }
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        [Self::Succeeded, Self::NotSucceeded].into_iter().find(|outcome| outcome.code() == code)
+    }
+}
+
 /// The environment variable by which everything that a child starts is found again.
 pub const MARKER_VARIABLE: &str = "MAINSTAY_CHILD";
 

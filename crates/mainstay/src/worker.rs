@@ -46,7 +46,7 @@ pub fn run() -> anyhow::Result<()> {
 async fn serve() -> anyhow::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("taking the keeper's socket")?;
     let Attached { custody, welcome, mut orders } = Custody::attach(socket).await.context("attaching to the keeper")?;
-    let Welcome { listeners, settings, keeper, worker_number, children } = welcome;
+    let Welcome { listeners, settings, keeper, worker_number, children, .. } = welcome;
     let config = Config::from_snapshot(&settings).context("reading the configuration that the keeper holds")?;
     let mut listeners: BTreeMap<_, _> = listeners.into_iter().collect();
     let mcp = listener(&mut listeners, "mcp")?;
@@ -85,7 +85,8 @@ async fn serve() -> anyhow::Result<()> {
         () = panicked(vital) => anyhow::bail!("a part that the worker cannot do without has failed; another worker takes over"),
     };
     match order {
-        Some(Order::Drain { .. }) => {
+        // Ending in order is a handover, too: the next worker finds everything.
+        Some(Order::Drain { .. } | Order::HandOver) => {
             tracing::info!("draining");
             engine.drain_worker().await;
             tokio::time::sleep(LAST_BYTES).await;
@@ -159,7 +160,7 @@ async fn begin(store: &Store, clock: Clock, nonce: u64, custody: &Custody) -> an
             Err(error) => {
                 tracing::error!(error = %error, "the ledger cannot be written; requests wait until it can");
                 // Not stuck, but waiting: the keeper must not replace this worker by another that waits as well.
-                custody.ready().await;
+                custody.waiting().await;
             }
         }
         tokio::time::sleep(pause).await;

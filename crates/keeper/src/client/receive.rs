@@ -30,6 +30,8 @@ pub(super) struct Receiver {
     inbox: Inbox,
     orders: mpsc::Sender<Order>,
     children: HashMap<ChildId, Child>,
+    /// Children are the successor's.
+    is_leaving: bool,
 }
 
 /// Where a child's events go.
@@ -44,7 +46,7 @@ struct Child {
 
 impl Receiver {
     pub(super) fn new(shared: Arc<Shared>, inbox: Inbox, orders: mpsc::Sender<Order>) -> Self {
-        Self { shared, inbox, orders, children: HashMap::new() }
+        Self { shared, inbox, orders, children: HashMap::new(), is_leaving: false }
     }
 
     /// Registers a child of an earlier worker.
@@ -77,8 +79,16 @@ impl Receiver {
             while let Some(message) = self.inbox.next_message()? {
                 self.take(ToWorker::decode(message)?)?;
             }
-            if self.inbox.fill(self.shared.socket()).await? == 0 {
-                return Ok(());
+            tokio::select! {
+                biased;
+                filled = self.inbox.fill(self.shared.socket()) => if filled? == 0 {
+                    return Ok(());
+                },
+                () = self.shared.left(), if !self.is_leaving => {
+                    // Whoever listens to a child hears the end of it.
+                    self.children.clear();
+                    self.is_leaving = true;
+                }
             }
             consume_budget().await;
         }
@@ -86,6 +96,9 @@ impl Receiver {
 
     fn take(&mut self, message: ToWorker) -> Result<(), ProtocolError> {
         match message {
+            ToWorker::Drain { retire } => self.order(Order::Drain { retire }),
+            // What was on its way is its successor's.
+            _ if self.shared.is_leaving() => {}
             ToWorker::Frame { child, number, bytes } => self.tell(child, ChildEvent::Frame { number, bytes }),
             ToWorker::Oversize { child, number, bytes, head, tail } => {
                 self.tell(child, ChildEvent::Oversize { number, head, tail, bytes });
@@ -103,16 +116,23 @@ impl Receiver {
                 self.reply(request, Reply::SpawnFailed(failure, detail));
             }
             ToWorker::StderrTail { request, bytes } => self.reply(request, Reply::StderrTail(bytes)),
-            ToWorker::Drain { retire } => {
-                if self.orders.try_send(Order::Drain { retire }).is_err() {
-                    tracing::warn!("an order to drain found nobody to take it");
-                }
-            }
-            ToWorker::Refused { .. } | ToWorker::Welcome(_) | ToWorker::Held(_) | ToWorker::Begin => {
-                return Err(ProtocolError::Order);
-            }
+            ToWorker::Ping => self.shared.send_now(&ToKeeper::Pong),
+            ToWorker::HandOver => self.order(Order::HandOver),
+            ToWorker::Succeeding { request } => self.reply(request, Reply::Succeeding),
+            ToWorker::NotSucceeding { request, reason } => self.reply(request, Reply::NotSucceeding(reason)),
+            ToWorker::Refused { .. }
+            | ToWorker::Welcome(_)
+            | ToWorker::Held(_)
+            | ToWorker::Connection(_)
+            | ToWorker::Begin => return Err(ProtocolError::Order),
         }
         Ok(())
+    }
+
+    fn order(&self, order: Order) {
+        if self.orders.try_send(order).is_err() {
+            tracing::warn!(?order, "an order found nobody to take it");
+        }
     }
 
     fn add(&mut self, child: ChildId, stdin: Stdin) -> mpsc::Receiver<ChildEvent> {

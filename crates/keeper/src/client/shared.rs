@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::mem;
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -27,6 +28,8 @@ pub(super) enum Reply {
     Spawned(Spawned),
     SpawnFailed(SpawnFailure, String),
     StderrTail(Bytes),
+    Succeeding,
+    NotSucceeding(String),
 }
 
 /// One per attached worker.
@@ -41,6 +44,12 @@ pub(super) struct Shared {
     requests: Semaphore,
     control: Arc<Semaphore>,
     is_detached: AtomicBool,
+    /// Everything was handed over: nothing is said any more. Changed under the lock of `outgoing`.
+    is_leaving: AtomicBool,
+    /// The receiving task is to know that.
+    left: Notify,
+    /// The last word is out, or nothing gets out any more.
+    said: Notify,
 }
 
 /// Messages on their way out. Whoever adds one and finds no writer becomes the writer; others only add. So a lone
@@ -115,6 +124,9 @@ impl Shared {
             requests: Semaphore::new(REQUESTS_MAX),
             control: Arc::new(Semaphore::new(CONTROL_MAX)),
             is_detached: AtomicBool::new(false),
+            is_leaving: AtomicBool::new(false),
+            left: Notify::new(),
+            said: Notify::new(),
         }
     }
 
@@ -141,7 +153,7 @@ impl Shared {
         let permit = stdin.credit.acquire_many(charge).await.map_err(|_| WriteError::Gone)?;
         // From here on nothing waits: the frame gets its number and its place in the queue together.
         let mut outgoing = lock(&self.outgoing);
-        if self.is_detached.load(Ordering::Acquire) {
+        if self.is_mute() {
             return Err(WriteError::Gone);
         }
         permit.forget();
@@ -169,7 +181,7 @@ impl Shared {
 
     fn deal(&self, note: impl FnOnce(&mut Dealt)) {
         let mut outgoing = lock(&self.outgoing);
-        if self.is_detached.load(Ordering::Acquire) {
+        if self.is_mute() {
             return;
         }
         note(&mut outgoing.dealt);
@@ -188,16 +200,79 @@ impl Shared {
             return;
         };
         let mut outgoing = lock(&self.outgoing);
+        if !self.is_mute() {
+            outgoing.permits.push(permit);
+            outgoing.put(message);
+            self.write_out(outgoing);
+        }
+    }
+
+    /// Sends a control message and a descriptor with it; `false` if neither is sent. Waits as [`send`](Self::send) does.
+    pub(super) async fn send_with_fd(&self, message: &ToKeeper, fd: OwnedFd) -> bool {
+        let Ok(permit) = Arc::clone(&self.control).acquire_owned().await else {
+            return false;
+        };
+        let mut outgoing = lock(&self.outgoing);
+        if self.is_mute() {
+            return false;
+        }
         outgoing.permits.push(permit);
+        outgoing.add_dealt();
+        outgoing.pending.attach(fd);
         outgoing.put(message);
         self.write_out(outgoing);
+        true
+    }
+
+    /// Says the last word and makes this end mute.
+    pub(super) fn hand_over(&self) {
+        let mut outgoing = lock(&self.outgoing);
+        if self.is_mute() {
+            return;
+        }
+        outgoing.put(&ToKeeper::HandedOver);
+        self.is_leaving.store(true, Ordering::Release);
+        self.write_out(outgoing);
+        self.end_waits();
+        self.left.notify_one();
+    }
+
+    /// Waits until everything that was said is in the keeper's socket, or the keeper is gone.
+    pub(super) async fn said(&self) {
+        loop {
+            let out = self.said.notified();
+            tokio::pin!(out);
+            out.as_mut().enable();
+            if self.is_detached() || lock(&self.outgoing).is_out() {
+                return;
+            }
+            out.await;
+        }
+    }
+
+    /// Waits until everything was handed over.
+    pub(super) async fn left(&self) {
+        while !self.is_leaving() {
+            self.left.notified().await;
+        }
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Acquire)
+    }
+
+    /// Whether what is said now would be said to nobody.
+    fn is_mute(&self) -> bool {
+        self.is_detached() || self.is_leaving()
     }
 
     /// Sends a control message from the receiving task, which must not wait. Its callers send one per child at most.
     pub(super) fn send_now(&self, message: &ToKeeper) {
         let mut outgoing = lock(&self.outgoing);
-        outgoing.put(message);
-        self.write_out(outgoing);
+        if !self.is_mute() {
+            outgoing.put(message);
+            self.write_out(outgoing);
+        }
     }
 
     /// Room for one more request; `None` once the keeper is gone.
@@ -208,7 +283,7 @@ impl Shared {
     /// Registers who waits for a reply and returns the request's number; `None` once the keeper is gone.
     pub(super) fn expect_reply(&self, sender: oneshot::Sender<Reply>) -> Option<u64> {
         let mut replies = lock(&self.replies);
-        if self.is_detached.load(Ordering::Acquire) {
+        if self.is_mute() {
             return None;
         }
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
@@ -228,13 +303,19 @@ impl Shared {
             self.is_detached.store(true, Ordering::Release);
             *outgoing = Outgoing { has_writer: true, ..Outgoing::default() };
         }
+        self.end_waits();
+        self.flush.notify_one();
+        self.said.notify_waiters();
+    }
+
+    /// Whoever waits for something from the keeper gets nothing any more.
+    fn end_waits(&self) {
         for (_, stdin) in lock(&self.stdins).drain() {
             stdin.close();
         }
         lock(&self.replies).clear();
         self.requests.close();
         self.control.close();
-        self.flush.notify_one();
     }
 
     fn is_detached(&self) -> bool {
@@ -250,6 +331,7 @@ impl Shared {
         for _ in 0..TURNS_MAX {
             let Some((mut batch, permits)) = outgoing.take_batch() else {
                 outgoing.has_writer = false;
+                self.said.notify_waiters();
                 return;
             };
             drop(outgoing);
@@ -286,6 +368,11 @@ impl Outgoing {
             return None;
         }
         Some((mem::take(&mut self.pending), mem::take(&mut self.permits)))
+    }
+
+    /// Whether everything that was put is written.
+    fn is_out(&self) -> bool {
+        self.pending.is_empty() && !self.has_writer
     }
 
     fn add_dealt(&mut self) {
@@ -336,6 +423,7 @@ async fn write_stalled(shared: &Shared, batch: &mut Outbox) -> io::Result<()> {
         let mut outgoing = lock(&shared.outgoing);
         let Some((next, permits)) = outgoing.take_batch() else {
             outgoing.has_writer = false;
+            shared.said.notify_waiters();
             return Ok(());
         };
         drop(outgoing);

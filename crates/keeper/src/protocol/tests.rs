@@ -3,6 +3,12 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+
+use crate::identity::BootId;
+use crate::types::HandoverOutcome;
 
 fn bytes(max: usize) -> impl Strategy<Value = Bytes> {
     vec(any::<u8>(), 0..max).prop_map(Bytes::from)
@@ -55,6 +61,24 @@ fn failure() -> impl Strategy<Value = SpawnFailure> {
     (1..8_u8).prop_map(|code| SpawnFailure::from_code(code).unwrap())
 }
 
+fn passing() -> impl Strategy<Value = Passing> {
+    (".{0,9}", bytes(9_000)).prop_map(|(listener, read)| Passing { listener, read })
+}
+
+fn handover() -> impl Strategy<Value = Handover> {
+    let outcome = prop_oneof![Just(HandoverOutcome::Succeeded), Just(HandoverOutcome::NotSucceeded)];
+    (outcome, any::<bool>(), any::<u64>(), [".{0,9}", ".{0,9}", ".{0,9}"]).prop_map(
+        |(outcome, upgrade, at_unix_ms, [from_version, to_version, reason])| Handover {
+            outcome,
+            upgrade,
+            at_unix_ms,
+            from_version,
+            to_version,
+            reason,
+        },
+    )
+}
+
 fn to_keeper() -> impl Strategy<Value = ToKeeper> {
     prop_oneof![
         (any::<u32>(), any::<u32>()).prop_map(|(version, pid)| ToKeeper::Hello { version, pid }),
@@ -76,15 +100,20 @@ fn to_keeper() -> impl Strategy<Value = ToKeeper> {
         child().prop_map(|child| ToKeeper::Forget { child }),
         (any::<u64>(), child()).prop_map(|(request, child)| ToKeeper::StderrTail { request, child }),
         any::<bool>().prop_map(|retire| ToKeeper::Shutdown { retire }),
+        (any::<u64>(), any::<bool>()).prop_map(|(request, upgrade)| ToKeeper::Succeed { request, upgrade }),
+        passing().prop_map(ToKeeper::Connection),
+        Just(ToKeeper::HandedOver),
+        Just(ToKeeper::Pong),
+        Just(ToKeeper::Waiting),
     ]
 }
 
 fn to_worker() -> impl Strategy<Value = ToWorker> {
-    let welcome = (identity(), any::<u64>(), vec(".{0,9}", 0..4), bytes(99)).prop_map(
-        |(keeper, worker_number, listeners, settings)| {
-            ToWorker::Welcome(Welcoming { keeper, worker_number, listeners, settings })
-        },
-    );
+    let welcome = (identity(), any::<u64>(), vec(".{0,9}", 0..4), ".{0,9}", option::of(handover()), bytes(99));
+    let welcome = welcome.prop_map(|(keeper, worker_number, listeners, keeper_version, handover, settings)| {
+        let said = Welcoming { keeper, worker_number, listeners, keeper_version, handover, settings };
+        ToWorker::Welcome(said)
+    });
     let held = (child(), identity(), any::<[u64; 4]>(), vec(tag(), 0..20), bytes(99));
     let held = held.prop_map(|(child, identity, numbers, open, label)| {
         let [spawned_at_unix_ms, frames_accepted, frames_written, queued_bytes] = numbers;
@@ -126,6 +155,11 @@ fn to_worker() -> impl Strategy<Value = ToWorker> {
         (child(), exit()).prop_map(|(child, exit)| ToWorker::Exited { child, exit }),
         (any::<u64>(), bytes(99)).prop_map(|(request, bytes)| ToWorker::StderrTail { request, bytes }),
         any::<bool>().prop_map(|retire| ToWorker::Drain { retire }),
+        Just(ToWorker::HandOver),
+        any::<u64>().prop_map(|request| ToWorker::Succeeding { request }),
+        (any::<u64>(), ".{0,9}").prop_map(|(request, reason)| ToWorker::NotSucceeding { request, reason }),
+        passing().prop_map(ToWorker::Connection),
+        Just(ToWorker::Ping),
     ]
 }
 
@@ -159,11 +193,18 @@ proptest! {
     }
 
     #[test]
-    fn a_truncated_message_never_panics(message in to_worker(), keep in 0..400_usize) {
-        let mut out = Outbox::default();
-        message.encode(&mut out);
-        let whole = body(out);
+    fn a_truncated_message_never_panics(
+        to_worker in to_worker(),
+        to_keeper in to_keeper(),
+        keep in 0..400_usize,
+    ) {
+        let (mut to_worker_out, mut to_keeper_out) = (Outbox::default(), Outbox::default());
+        to_worker.encode(&mut to_worker_out);
+        to_keeper.encode(&mut to_keeper_out);
+        let whole = body(to_worker_out);
         let _ = ToWorker::decode(whole.slice(..keep.min(whole.len())));
+        let whole = body(to_keeper_out);
+        let _ = ToKeeper::decode(whole.slice(..keep.min(whole.len())));
     }
 }
 
@@ -176,4 +217,18 @@ fn the_first_message_never_changes_its_form() {
     let mut out = Outbox::default();
     ToWorker::Refused { version: 1 }.encode(&mut out);
     assert_eq!(&out.into_bytes()[..], [5, 0, 0, 0, 65, 1, 0, 0, 0]);
+    // A leaving worker may be older than the keeper that tells it to finish.
+    let mut out = Outbox::default();
+    ToWorker::Drain { retire: true }.encode(&mut out);
+    assert_eq!(&out.into_bytes()[..], [2, 0, 0, 0, 76, 1]);
+}
+
+#[test]
+fn more_of_a_request_than_is_passed_on_is_refused() {
+    for (len, is_taken) in [(CONNECTION_READ_BYTES_MAX, true), (CONNECTION_READ_BYTES_MAX + 1, false)] {
+        let passing = Passing { listener: "mcp".to_owned(), read: Bytes::from(vec![b'x'; len]) };
+        let mut out = Outbox::default();
+        ToKeeper::Connection(passing).encode(&mut out);
+        assert_eq!(ToKeeper::decode(body(out)).is_ok(), is_taken);
+    }
 }
