@@ -22,7 +22,7 @@ mod wait;
 pub use binaries::{mainstay, repository, up_h as up_h_binary, up_s as up_s_binary};
 pub use gateway::{Gateway, Setup, Worker};
 pub use ports::lasting_port;
-pub use procs::{Proc, children, descendants};
+pub use procs::{Proc, children, descendants, zombies};
 pub use raw::{Ended, Exchange, Outcome, RawClient, SseEvent, SseItem, SseParser};
 pub use sdk::{SdkClient, SdkKind, SdkSession};
 pub use upstreams::{StdioPeer, UpH, UpS};

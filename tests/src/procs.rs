@@ -97,6 +97,20 @@ pub fn children(pid: u32) -> BTreeSet<Proc> {
 /// All living processes below a process.
 #[must_use]
 pub fn descendants(pid: u32) -> BTreeSet<Proc> {
+    let mut found = everybody_below(pid);
+    found.retain(|process| process.is_alive());
+    found
+}
+
+/// All zombies below a process.
+#[must_use]
+pub fn zombies(pid: u32) -> BTreeSet<Proc> {
+    let mut found = everybody_below(pid);
+    found.retain(|process| process.is_zombie());
+    found
+}
+
+fn everybody_below(pid: u32) -> BTreeSet<Proc> {
     let everybody = everybody();
     let mut found = BTreeSet::new();
     let mut parents = vec![pid];
@@ -107,7 +121,6 @@ pub fn descendants(pid: u32) -> BTreeSet<Proc> {
             }
         }
     }
-    found.retain(|process| process.is_alive());
     found
 }
 

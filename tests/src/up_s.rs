@@ -29,7 +29,11 @@ pub fn run(options: Options) -> std::io::Result<ExitCode> {
     if options.grandchild {
         return process::run_below_a_shell(&options);
     }
-    let trace = Trace::open(options.trace.as_deref())?;
+    if options.as_daemon {
+        return process::idle(&options);
+    }
+    let trace = Trace::open(options.trace.as_deref(), "start")?;
+    process::leave_daemon(&options)?;
     if let Some(code) = options.exit_before_output {
         output::complain("up-s: exiting before any output");
         return Ok(ExitCode::from(code));

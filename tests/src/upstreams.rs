@@ -267,8 +267,20 @@ impl UpS {
     /// # Errors
     /// If the trace cannot be read.
     pub fn starts(&self) -> Result<Vec<crate::procs::Proc>> {
+        self.processes("start")
+    }
+
+    /// The daemons that were left behind, in order.
+    ///
+    /// # Errors
+    /// If the trace cannot be read.
+    pub fn daemons(&self) -> Result<Vec<crate::procs::Proc>> {
+        self.processes("daemon")
+    }
+
+    fn processes(&self, event: &str) -> Result<Vec<crate::procs::Proc>> {
         let trace = self.trace()?;
-        let starts = trace.iter().filter(|entry| entry["event"] == "start");
+        let starts = trace.iter().filter(|entry| entry["event"] == event);
         Ok(starts
             .filter_map(|entry| {
                 let pid = u32::try_from(entry["pid"].as_u64()?).ok()?;

@@ -122,6 +122,7 @@ pub fn run(plan: Plan) -> Result<Ended, KeeperError> {
     if plan.settings.len() > FRAME_BYTES_MAX {
         return Err(KeeperError::Plan("the settings are too long"));
     }
+    let strangers = orphans::strangers();
     let swept = sweep(&plan.state_dir)?;
     tracing::debug!(?swept, "looked for what an earlier keeper left behind");
     ensure_private_dir(&logs_dir(&plan.state_dir))?;
@@ -145,7 +146,9 @@ pub fn run(plan: Plan) -> Result<Ended, KeeperError> {
         let start = Start { program: plan.worker, args: plan.worker_args, drain_bound: plan.drain_bound, notify };
         let mut stops = Stops::new(Rc::clone(&keeper)).map_err(KeeperError::system("watch for signals"))?;
         let ended = keep_worker(&keeper, &start, &mut stops).await?;
-        Ok(end_children(&keeper, &mut stops, ended).await)
+        let ended = end_children(&keeper, &mut stops, ended).await;
+        orphans::end_rest(&keeper, &strangers).await;
+        Ok(ended)
     })
 }
 

@@ -110,6 +110,13 @@ impl Census {
         self.seen.iter().filter(is_member).cloned().collect()
     }
 
+    /// The pids of the processes that are `chosen`, and of those below them.
+    pub(crate) fn with_descendants(&self, chosen: impl Fn(&Seen) -> bool) -> BTreeSet<u32> {
+        let mut pids = self.seen.iter().filter(|seen| chosen(seen)).map(|seen| seen.identity.pid()).collect();
+        self.close_over_children(&mut pids);
+        pids
+    }
+
     /// Adds the descendants of `pids` to them.
     fn close_over_children(&self, pids: &mut BTreeSet<u32>) {
         loop {

@@ -38,6 +38,11 @@ pub struct Options {
     pub grandchild: bool,
     /// The same, and the server leaves its process group by a session of its own.
     pub setsid: bool,
+    /// A process that nobody waits for is left behind first: a daemon, forked twice, in a session of its own. `marked` keeps
+    /// the environment, `bare` gets none.
+    pub daemon: Option<String>,
+    /// This is that process: it ignores SIGTERM and does nothing.
+    pub as_daemon: bool,
     /// The protocol version that every `initialize` is answered with.
     pub protocol: Option<String>,
     /// Where `incr` adds its lines.
@@ -75,6 +80,8 @@ impl Options {
             lock: path("lock"),
             grandchild: flags.has("grandchild") || flags.has("setsid"),
             setsid: flags.has("setsid"),
+            daemon: flags.value("daemon").map(str::to_owned),
+            as_daemon: flags.has("as-daemon"),
             protocol: flags.value("protocol").map(str::to_owned),
             incr_file: path("incr-file"),
             late: flags.number("late")?.unwrap_or(0),
@@ -95,7 +102,7 @@ impl Options {
     }
 }
 
-const SWITCHES: [&str; 8] = [
+const SWITCHES: [&str; 9] = [
     "ignore-term",
     "ignore-eof",
     "exit-on-first-noninit",
@@ -104,8 +111,9 @@ const SWITCHES: [&str; 8] = [
     "mute-on-init",
     "grandchild",
     "setsid",
+    "as-daemon",
 ];
-const VALUED: [&str; 11] = [
+const VALUED: [&str; 12] = [
     "trace",
     "exit-after",
     "exit-after-answer",
@@ -113,6 +121,7 @@ const VALUED: [&str; 11] = [
     "exit-before-output",
     "stderr-bytes",
     "lock",
+    "daemon",
     "protocol",
     "incr-file",
     "late",
@@ -122,5 +131,5 @@ const VALUED: [&str; 11] = [
 /// All arguments, for people.
 pub const USAGE: &str = "usage: up-s [--trace FILE] [--ignore-term] [--ignore-eof] [--exit-after MS] [--exit-after-answer METHOD] \
 [--exit-code N] [--exit-on-first-noninit] [--exit-before-output CODE] [--stderr-bytes N] [--noise] \
-[--progress-forever-on-init] [--mute-on-init] [--lock FILE] [--grandchild] [--setsid] [--protocol V] [--incr-file FILE] \
+[--progress-forever-on-init] [--mute-on-init] [--lock FILE] [--grandchild] [--setsid] [--daemon marked|bare] [--as-daemon] [--protocol V] [--incr-file FILE] \
 [--late N] [--name NAME]";

@@ -1,10 +1,13 @@
 //! The process of UP-S: its place in the tree, its lock, its identity.
 
 use super::Options;
+use super::trace::Trace;
 use std::fs::{File, TryLockError};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Runs the server below a shell, so that it is a grandchild of this process, and ends as it ends.
 ///
@@ -20,6 +23,32 @@ pub(super) fn run_below_a_shell(options: &Options) -> std::io::Result<ExitCode> 
     let status = Command::new("sh").arg("-c").arg(script).arg(server).args(given).status()?;
     let code = status.code().or_else(|| status.signal().map(|signal| SIGNALLED + signal)).unwrap_or(1);
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// Leaves a daemon behind, if that was ordered: the shell between is gone when this returns.
+pub(super) fn leave_daemon(options: &Options) -> std::io::Result<()> {
+    let Some(kind) = options.daemon.as_deref() else {
+        return Ok(());
+    };
+    let clean = if kind == "bare" { "env -i " } else { "" };
+    let script = format!("{clean}setsid \"$0\" \"$@\" >/dev/null 2>&1 &");
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).arg(std::env::current_exe()?).arg("--as-daemon").stdin(Stdio::null());
+    if let Some(trace) = &options.trace {
+        command.arg("--trace").arg(trace);
+    }
+    command.status().map(drop)
+}
+
+/// Is the daemon. It ends by itself some time, lest a failed test leave it for ever.
+pub(super) fn idle(options: &Options) -> std::io::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let _ignored = signal(SignalKind::terminate())?;
+        let _written = Trace::open(options.trace.as_deref(), "daemon")?;
+        tokio::time::sleep(DAEMON_LIFE).await;
+        Ok(ExitCode::SUCCESS)
+    })
 }
 
 /// What keeps the lock while it lives.
@@ -52,5 +81,6 @@ pub fn start_time(pid: u32) -> Option<u64> {
 }
 
 const SIGNALLED: i32 = 128;
+const DAEMON_LIFE: Duration = Duration::from_secs(180);
 /// `starttime` is field 22; the fields after the name begin with field 3.
 const START_TIME_AFTER_NAME: usize = 19;

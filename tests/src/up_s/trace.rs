@@ -14,13 +14,13 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Opens the trace and writes who this is.
-    pub(super) fn open(path: Option<&Path>) -> std::io::Result<Trace> {
+    /// Opens the trace and writes who this is, as an event of this name.
+    pub(super) fn open(path: Option<&Path>, event: &str) -> std::io::Result<Trace> {
         let file = path.map(|path| File::options().create(true).append(true).open(path)).transpose()?;
         let trace = Trace { file };
         let pid = std::process::id();
         let pgid = rustix::process::getpgrp().as_raw_nonzero().get();
-        trace.write(json!({"event": "start", "pgid": pgid, "ppid": std::os::unix::process::parent_id(),
+        trace.write(json!({"event": event, "pgid": pgid, "ppid": std::os::unix::process::parent_id(),
                            "start": start_time(pid)}));
         Ok(trace)
     }
