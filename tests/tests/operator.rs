@@ -196,37 +196,102 @@ async fn o1_lists_are_filtered_paged_and_ended_by_filter_only_with_a_yes() -> Re
     Ok(())
 }
 
+/// What is owed, once each has been tried in vain.
+async fn owed_after_a_try(gateway: &Gateway, count: usize) -> Result<Vec<Value>> {
+    let mut owed = Vec::new();
+    wait_until("all are owed and were tried", BOUND, async || {
+        let Ok((200, listed)) = gateway.admin_get("/api/v1/owed").await else { return false };
+        owed = listed["owed"].as_array().cloned().unwrap_or_default();
+        owed.len() == count && owed.iter().all(|owed| owed["attempts"].as_u64() >= Some(1))
+    })
+    .await?;
+    Ok(owed)
+}
+
 #[tokio::test]
-async fn u7_an_owed_delete_is_listed_paid_or_given_up() -> Result<()> {
+async fn u7_an_owed_delete_is_listed_with_its_session_paid_or_given_up_and_each_is_on_record() -> Result<()> {
     let (up, gateway) = stand("").await?;
     let (alice, bob) = (agent(&gateway, "alice").await?, agent(&gateway, "bob").await?);
+    let refs = [ref_of(&gateway, "alice").await?, ref_of(&gateway, "bob").await?];
     up.order("/delete", json!({"status": 503})).await?;
     alice.delete().await?;
     bob.delete().await?;
-    let mut owed = Vec::new();
-    wait_until("both are owed", BOUND, async || {
-        let Ok((200, listed)) = gateway.admin_get("/api/v1/owed").await else { return false };
-        owed = listed["owed"].as_array().cloned().unwrap_or_default();
-        owed.len() == 2 && owed.iter().all(|owed| owed["attempts"].as_u64() >= Some(1))
-    })
-    .await?;
-    let ids: Vec<String> = owed.iter().map(|owed| owed["id"].to_string()).collect();
+    let owed = owed_after_a_try(&gateway, 2).await?;
+    let of =
+        |session_ref: &str| owed.iter().find(|owed| owed["session"] == session_ref).context("it names its session");
+    for session_ref in &refs {
+        let owed = of(session_ref)?;
+        assert_eq!(owed["last_error"], "HTTP status 503", "{owed}");
+        let shown = said(&gateway, &["sessions", "show", session_ref]).await?;
+        assert!(shown.contains("state             deleted"), "{shown}");
+        assert!(shown.lines().any(|line| line.starts_with("owed  ") && line.contains("HTTP status 503")), "{shown}");
+    }
     let listed = said(&gateway, &["owed", "list"]).await?;
-    assert!(listed.lines().count() == 3 && listed.contains(" h "), "{listed}");
-    let unpaid = gateway.cli(&["owed", "pay", &ids[0]]).await?;
-    assert_eq!(unpaid.status.code(), Some(1), "{}", text(&unpaid));
+    let names = |word: &str| listed.lines().filter(|line| line.contains(word)).count();
+    assert_eq!((names("s-"), names(" h "), names("HTTP status 503")), (2, 2, 2), "{listed}");
+
+    let id = of(&refs[0])?["id"].to_string();
+    let attempts = of(&refs[0])?["attempts"].as_u64().context("a number")?;
+    let unpaid = gateway.cli(&["owed", "pay", &id]).await?;
+    let told = text(&unpaid);
+    assert_eq!(unpaid.status.code(), Some(1), "{told}");
+    assert!(told.contains("server `h` did not take the delete: HTTP status 503; it stays owed"), "{told}");
+    assert!(!told.contains("the gateway answered"), "{told}");
+    let (_, now) = gateway.admin_get("/api/v1/owed").await?;
+    let now = now["owed"].as_array().context("a list")?.iter().find(|owed| owed["id"].to_string() == id).cloned();
+    assert!(now.is_some_and(|owed| owed["attempts"].as_u64() > Some(attempts)), "the try counts");
+
+    let given_up = of(&refs[1])?["id"].to_string();
+    said(&gateway, &["owed", "give-up", &given_up]).await?;
     up.order("/delete", json!({"status": 200})).await?;
-    let paid = gateway.cli(&["owed", "pay", &ids[0]]).await?;
+    let paid = gateway.cli(&["owed", "pay", &id]).await?;
     // It may have been paid by the gateway itself meanwhile.
     assert!(matches!(paid.status.code(), Some(0 | 4)), "{}", text(&paid));
-    let given_up = gateway.cli(&["owed", "give-up", &ids[1]]).await?;
-    assert!(matches!(given_up.status.code(), Some(0 | 4)), "{}", text(&given_up));
     let settled = async || gateway.admin_get("/api/v1/owed").await.is_ok_and(|(_, listed)| listed["owed"] == json!([]));
     wait_until("nothing is owed", BOUND, settled).await?;
-    let absent = gateway.cli(&["owed", "pay", "999999"]).await?;
-    assert_eq!(absent.status.code(), Some(4), "{}", text(&absent));
-    let story = told(&gateway, &["audit"]).await?.to_string();
-    assert!(story.contains("owed-paid") || story.contains("owed-given-up"), "{story}");
+    for (session_ref, action) in refs.iter().zip(["owed-paid", "owed-given-up"]) {
+        let story = trail(&gateway, session_ref).await?;
+        assert_eq!(story.last().map(|(_, action)| action.as_str()), Some(action), "{story:?}");
+        let (_, shown) = gateway.admin_get(&format!("/api/v1/sessions/{session_ref}")).await?;
+        assert_eq!(shown["owed"], json!([]), "{shown}");
+    }
+    for absent in [["owed", "pay", "999999"], ["owed", "give-up", "999999"]] {
+        let absent = gateway.cli(&absent).await?;
+        assert_eq!(absent.status.code(), Some(4), "{}", text(&absent));
+    }
+    Ok(())
+}
+
+/// What a gateway owed when it was killed is still of its session afterwards, and the last of its tries is on record.
+#[tokio::test]
+async fn u7_what_is_left_to_expire_is_on_record_with_its_session_and_outlives_kill_9() -> Result<()> {
+    let (up, mut gateway) = stand("").await?;
+    let alice = agent(&gateway, "alice").await?;
+    let session_ref = ref_of(&gateway, "alice").await?;
+    up.order("/delete", json!({"status": 503})).await?;
+    alice.delete().await?;
+    owed_after_a_try(&gateway, 1).await?;
+    gateway.kill_all().await?;
+    gateway.start_again().await?;
+    for _ in 0..12 {
+        let (_, listed) = gateway.admin_get("/api/v1/owed").await?;
+        let owed = &listed["owed"][0];
+        assert_eq!(
+            (&owed["session"], &owed["last_error"]),
+            (&json!(session_ref), &json!("HTTP status 503")),
+            "{listed}"
+        );
+        if owed["next_at"].is_null() {
+            break;
+        }
+        let tried = gateway.cli(&["owed", "pay", &owed["id"].to_string()]).await?;
+        assert_eq!(tried.status.code(), Some(1), "{}", text(&tried));
+    }
+    let (_, shown) = gateway.admin_get(&format!("/api/v1/sessions/{session_ref}")).await?;
+    assert_eq!(shown["owed"][0]["next_at"], Value::Null, "left to expire, and shown: {shown}");
+    let story = trail(&gateway, &session_ref).await?;
+    let left = story.iter().filter(|(_, action)| action == "owed-left").count();
+    assert_eq!((left, story.last()), (1, Some(&pair("gateway", "owed-left"))), "{story:?}");
     Ok(())
 }
 

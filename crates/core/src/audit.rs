@@ -53,10 +53,6 @@ impl fmt::Display for Actor {
 pub enum Action {
     /// A session was opened.
     Opened,
-    /// A session was taken up again by a later life of the worker.
-    Restored,
-    /// A stored session was refused for good, and closed.
-    RestoreRefused,
     /// A session was deleted by its client.
     Deleted,
     /// A drain has ended its session.
@@ -75,20 +71,20 @@ pub enum Action {
     AuthenticationRefused,
     /// A new key signs from now on.
     KeysRotated,
-    /// An owed delete was paid.
+    /// An owed delete was paid, by an operator's order or after a try that had failed.
     OwedPaid,
     /// An owed delete was given up by an operator.
     OwedGivenUp,
     /// An upstream session was lost and made again.
     Remade,
+    /// An owed delete was tried for the last time: the server's session is left to expire there.
+    OwedLeft,
 }
 
 impl Action {
     /// Every action.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 14] = [
         Self::Opened,
-        Self::Restored,
-        Self::RestoreRefused,
         Self::Deleted,
         Self::Drained,
         Self::DrainBegun,
@@ -101,14 +97,13 @@ impl Action {
         Self::OwedPaid,
         Self::OwedGivenUp,
         Self::Remade,
+        Self::OwedLeft,
     ];
 
     /// The word for it in lists, filters and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Opened => "opened",
-            Self::Restored => "restored",
-            Self::RestoreRefused => "restore-refused",
             Self::Deleted => "deleted",
             Self::Drained => "drained",
             Self::DrainBegun => "drain-begun",
@@ -121,6 +116,7 @@ impl Action {
             Self::OwedPaid => "owed-paid",
             Self::OwedGivenUp => "owed-given-up",
             Self::Remade => "remade",
+            Self::OwedLeft => "owed-left",
         }
     }
 

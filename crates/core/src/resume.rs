@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::id::{ServerName, SessionKey};
+use crate::session::head;
 use crate::time::Timestamp;
 
 /// The id of an upstream session: a bearer secret of the far side. `Debug` hides it, and there is no `Display`.
@@ -120,6 +121,7 @@ impl ResumeRecord {
         let upstream_id = self.upstream_id.clone()?;
         Some(OwedDelete {
             id: 0,
+            session: Some(self.key),
             server: self.server.clone(),
             url: self.url.clone(),
             upstream_id,
@@ -127,6 +129,7 @@ impl ResumeRecord {
             owed_at: now,
             attempts: 0,
             next_at: now,
+            last_error: None,
         })
     }
 }
@@ -136,6 +139,8 @@ impl ResumeRecord {
 pub struct OwedDelete {
     /// The store's number for it; 0 until it is stored.
     pub id: u64,
+    /// The session that it is owed for; unknown of one that an early version has stored.
+    pub session: Option<SessionKey>,
     /// The server.
     pub server: ServerName,
     /// Where the upstream session lives.
@@ -150,6 +155,8 @@ pub struct OwedDelete {
     pub attempts: u32,
     /// When to try again; [`NEVER`](Self::NEVER) once it is left to expire.
     pub next_at: Timestamp,
+    /// Why the last try failed; at most [`ERROR_CHARS_MAX`](Self::ERROR_CHARS_MAX) characters, never a secret.
+    pub last_error: Option<Box<str>>,
 }
 
 impl OwedDelete {
@@ -161,12 +168,14 @@ impl OwedDelete {
     pub const WAIT_MAX: Duration = Duration::from_secs(3600);
     /// How long one that is left to expire stays listed.
     pub const LISTED: Duration = Duration::from_secs(7 * 24 * 3600);
+    /// The most characters that are kept of why a try failed.
+    pub const ERROR_CHARS_MAX: usize = 256;
     /// The time that never comes.
     pub const NEVER: Timestamp = Timestamp::from_unix_millis(i64::MAX as u64);
 
-    /// What follows from a try that failed at `now`.
+    /// What follows from a try that failed at `now` because of `error`.
     #[must_use]
-    pub fn postponed(&self, now: Timestamp) -> Self {
+    pub fn postponed(&self, now: Timestamp, error: &str) -> Self {
         let attempts = self.attempts.saturating_add(1);
         let next_at = if attempts < Self::ATTEMPTS_MAX {
             let wait = Self::WAIT_MIN.saturating_mul(1 << (attempts - 1));
@@ -174,7 +183,8 @@ impl OwedDelete {
         } else {
             Self::NEVER
         };
-        Self { attempts, next_at, ..self.clone() }
+        let last_error = Some(head(error, Self::ERROR_CHARS_MAX));
+        Self { attempts, next_at, last_error, ..self.clone() }
     }
 
     /// Whether it is not tried any more: the upstream will forget the session by itself.
@@ -203,6 +213,7 @@ mod tests {
     fn owed() -> OwedDelete {
         OwedDelete {
             id: 7,
+            session: Some(SessionKey::from_bytes([7; 32])),
             server: ServerName::parse("files").expect("a name"),
             url: "http://127.0.0.1:1/mcp".into(),
             upstream_id: UpstreamId::parse("secret").expect("an id"),
@@ -210,6 +221,7 @@ mod tests {
             owed_at: Timestamp::default(),
             attempts: 0,
             next_at: Timestamp::default(),
+            last_error: None,
         }
     }
 
@@ -218,12 +230,22 @@ mod tests {
         let (mut owed, mut waits) = (owed(), Vec::new());
         while !owed.is_left_to_expire() {
             let now = owed.next_at;
-            owed = owed.postponed(now);
+            owed = owed.postponed(now, "down");
             waits.push(owed.next_at.since(now).as_secs());
         }
         assert_eq!(waits[..9], [10, 20, 40, 80, 160, 320, 640, 1280, 2560]);
         assert_eq!((waits.len(), owed.next_at), (10, OwedDelete::NEVER));
-        assert_eq!(owed.postponed(Timestamp::default()).next_at, OwedDelete::NEVER);
+        assert_eq!(owed.postponed(Timestamp::default(), "down").next_at, OwedDelete::NEVER);
+    }
+
+    #[test]
+    fn u7_the_last_failure_is_kept_and_bounded() {
+        let failed = owed().postponed(Timestamp::default(), &"é".repeat(OwedDelete::ERROR_CHARS_MAX + 1));
+        assert_eq!(failed.last_error.as_deref(), Some(&*"é".repeat(OwedDelete::ERROR_CHARS_MAX)));
+        assert_eq!(
+            failed.postponed(Timestamp::default(), "HTTP status 503").last_error.as_deref(),
+            Some("HTTP status 503")
+        );
     }
 
     #[test]

@@ -43,7 +43,9 @@ impl Kind {
         match self {
             // 2: `told`.
             Self::Resume => 2,
-            Self::Session | Self::Tombstone | Self::Owed | Self::Card | Self::Audit => 1,
+            // 2: `session`, `last_error`.
+            Self::Owed => 2,
+            Self::Session | Self::Tombstone | Self::Card | Self::Audit => 1,
         }
     }
 }
@@ -65,12 +67,10 @@ fn state_of(number: u8) -> Option<State> {
     all.into_iter().find(|state| state_number(*state) == number)
 }
 
-/// The action's number in bodies and columns. Frozen.
+/// The action's number in bodies and columns. Frozen; 1 and 2 were never written and are not given again.
 pub(crate) const fn action_number(action: Action) -> u8 {
     match action {
         Action::Opened => 0,
-        Action::Restored => 1,
-        Action::RestoreRefused => 2,
         Action::Deleted => 3,
         Action::Drained => 4,
         Action::DrainBegun => 5,
@@ -83,6 +83,7 @@ pub(crate) const fn action_number(action: Action) -> u8 {
         Action::OwedPaid => 12,
         Action::OwedGivenUp => 13,
         Action::Remade => 14,
+        Action::OwedLeft => 15,
     }
 }
 
@@ -246,6 +247,9 @@ pub(crate) fn encode_owed(owed: &OwedDelete) -> Vec<u8> {
     body.time(owed.owed_at);
     body.0.extend_from_slice(&owed.attempts.to_be_bytes());
     body.time(owed.next_at);
+    body.byte(u8::from(owed.session.is_some()));
+    owed.session.iter().for_each(|key| body.key(key));
+    body.option(owed.last_error.as_deref());
     body.0
 }
 
@@ -253,8 +257,9 @@ pub(crate) fn encode_owed(owed: &OwedDelete) -> Vec<u8> {
 pub(crate) fn decode_owed(id: u64, body: &[u8]) -> Result<OwedDelete, Malformed> {
     let mut body = Reader::new(Kind::Owed, body)?;
     body.whole(|body| {
-        Some(OwedDelete {
+        let owed = OwedDelete {
             id,
+            session: None,
             server: body.server()?,
             url: body.text()?.into(),
             upstream_id: UpstreamId::parse(body.text()?)?,
@@ -262,8 +267,23 @@ pub(crate) fn decode_owed(id: u64, body: &[u8]) -> Result<OwedDelete, Malformed>
             owed_at: body.time()?,
             attempts: u32::from_be_bytes(body.array()?),
             next_at: body.time()?,
-        })
+            last_error: None,
+        };
+        if body.version < 2 {
+            return Some(owed);
+        }
+        let session = if body.flag()? { Some(body.key()?) } else { None };
+        Some(OwedDelete { session, last_error: body.option()?.map(Into::into), ..owed })
     })
+}
+
+/// The body as the first version wrote it. It kept neither the session nor the last failure.
+#[cfg(test)]
+pub(crate) fn owed_of_version_1(owed: &OwedDelete) -> Vec<u8> {
+    let mut body = encode_owed(&OwedDelete { session: None, last_error: None, ..owed.clone() });
+    body.truncate(body.len() - 2);
+    body[1] = 1;
+    body
 }
 
 /// The body of a server card's row.

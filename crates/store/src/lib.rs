@@ -272,6 +272,19 @@ impl Store {
         }
     }
 
+    /// What is owed for the session `key`, the oldest first; at most `limit`. What an early version has stored names no
+    /// session, and so is not among it.
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub async fn owed_of(&self, key: SessionKey, limit: usize) -> Result<Vec<OwedDelete>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.owed_of(key, limit).await,
+            Self::Memory(store) => Ok(store.owed_of(key, limit)),
+        }
+    }
+
     /// How many rows of live sessions each principal has, readable or not; only those that have any.
     ///
     /// # Errors

@@ -111,6 +111,10 @@ impl MemoryStore {
         self.read().owed.get(&id).cloned()
     }
 
+    pub(crate) fn owed_of(&self, key: SessionKey, limit: usize) -> Vec<OwedDelete> {
+        self.read().owed.values().filter(|owed| owed.session == Some(key)).take(limit).cloned().collect()
+    }
+
     pub(crate) fn count_by_principal(&self) -> Vec<(Principal, u64)> {
         let mut counts = BTreeMap::new();
         for record in self.read().sessions.values() {

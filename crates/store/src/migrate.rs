@@ -3,7 +3,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Step `n` leads from schema version `n` to `n + 1`.
-pub(crate) const STEPS: &[&str] = &[include_str!("schema/0001.sql")];
+pub(crate) const STEPS: &[&str] = &[include_str!("schema/0001.sql"), include_str!("schema/0002.sql")];
 
 /// Marks a SQLite file as a ledger: "MSTN".
 pub(crate) const APPLICATION_ID: i32 = 0x4d53_544e;
@@ -65,8 +65,9 @@ fn version(connection: &Connection) -> Result<u32, Refused> {
 mod tests {
     use super::*;
 
-    const LATER: [&str; 3] = [
+    const LATER: [&str; 4] = [
         STEPS[0],
+        STEPS[1],
         "ALTER TABLE cards ADD COLUMN note TEXT; CREATE TABLE extra (id INTEGER PRIMARY KEY)",
         "INSERT INTO extra (id) VALUES (7)",
     ];
@@ -110,7 +111,7 @@ mod tests {
         let mut connection = Connection::open_in_memory().unwrap();
         migrate(&mut connection, &LATER).unwrap();
         let refused = migrate(&mut connection, STEPS);
-        assert!(matches!(refused, Err(Refused::Newer { found: 3, known: 1 })), "{refused:?}");
+        assert!(matches!(refused, Err(Refused::Newer { found: 4, known: 2 })), "{refused:?}");
         assert_eq!(extra(&connection), 1);
     }
 
@@ -119,7 +120,7 @@ mod tests {
         let mut connection = Connection::open_in_memory().unwrap();
         migrate(&mut connection, STEPS).unwrap();
         let before = schema(&connection);
-        let refused = migrate(&mut connection, &[STEPS[0], LATER[1], "INSERT INTO nowhere VALUES (1)"]);
+        let refused = migrate(&mut connection, &[STEPS[0], STEPS[1], LATER[2], "INSERT INTO nowhere VALUES (1)"]);
         assert!(matches!(refused, Err(Refused::Sqlite(_))), "{refused:?}");
         assert_eq!(schema(&connection), before);
         migrate(&mut connection, &LATER).unwrap();

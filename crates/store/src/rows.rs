@@ -189,11 +189,25 @@ pub(crate) fn seal_owed(ring: &Keyring, owed: &OwedDelete) -> Sealed {
     ring.seal(Purpose::Owed, owed.server.as_str().as_bytes(), &codec::encode_owed(owed))
 }
 
-/// The owed delete of number `id` in a row for `server`.
-pub(crate) fn read_owed(ring: &Keyring, id: i64, server: &str, sealed: &Sealed) -> Result<OwedDelete, Fault> {
-    let body = ring.open(Purpose::Owed, server.as_bytes(), sealed).map_err(rejected)?;
+/// The columns of an owed delete's row that repeat what is sealed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwedColumns {
+    pub(crate) server: String,
+    pub(crate) session: Option<[u8; 32]>,
+}
+
+impl OwedColumns {
+    pub(crate) fn of(owed: &OwedDelete) -> Self {
+        Self { server: owed.server.as_str().to_owned(), session: owed.session.map(|key| *key.as_bytes()) }
+    }
+}
+
+/// The owed delete of number `id` in a row with these columns, as far as both agree.
+pub(crate) fn read_owed(ring: &Keyring, id: i64, columns: &OwedColumns, sealed: &Sealed) -> Result<OwedDelete, Fault> {
+    let body = ring.open(Purpose::Owed, columns.server.as_bytes(), sealed).map_err(rejected)?;
     let id = u64::try_from(id).map_err(|_| Fault::Tampered)?;
-    codec::decode_owed(id, &body).map_err(fault)
+    let owed = codec::decode_owed(id, &body).map_err(fault)?;
+    if OwedColumns::of(&owed) == *columns { Ok(owed) } else { Err(Fault::Tampered) }
 }
 
 /// The sealed row of `card`.

@@ -126,6 +126,10 @@ impl SqliteStore {
         self.read(move |reader| reader.owed_one(id)).await
     }
 
+    pub(crate) async fn owed_of(&self, key: SessionKey, limit: usize) -> Result<Vec<OwedDelete>, StoreError> {
+        self.read(move |reader| reader.owed_of(key, limit)).await
+    }
+
     pub(crate) async fn count_by_principal(&self) -> Result<Vec<(Principal, u64)>, StoreError> {
         self.read(Reader::count_by_principal).await
     }
@@ -227,5 +231,5 @@ const READS_QUEUED_MAX: usize = 8192;
 #[cfg(test)]
 pub(crate) mod statements {
     pub(crate) use super::apply::PURGE_AUDIT;
-    pub(crate) use super::reader::{AUDIT, BY_DEADLINE, BY_PRINCIPAL, DRAINING, OWED, candidates_sql};
+    pub(crate) use super::reader::{AUDIT, BY_DEADLINE, BY_PRINCIPAL, DRAINING, OWED, OWED_OF, candidates_sql};
 }

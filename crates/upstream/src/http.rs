@@ -346,6 +346,7 @@ impl Http {
         let now = self.upstreams.now();
         Some(OwedDelete {
             id: 0,
+            session: Some(self.notices.key()),
             server: self.server().name.clone(),
             url: self.server().url()?.to_string().into(),
             upstream_id: session.id.clone()?,
@@ -353,6 +354,7 @@ impl Http {
             owed_at: now,
             attempts: 0,
             next_at: now,
+            last_error: None,
         })
     }
 

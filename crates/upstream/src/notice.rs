@@ -53,6 +53,11 @@ impl Notices {
         Self { key, sender }
     }
 
+    /// The session that all of them are of.
+    pub(crate) fn key(&self) -> SessionKey {
+        self.key
+    }
+
     /// Hands over what must arrive. Waits for room up to a bound, so that a receiver which waits for this very link
     /// can't hang with it. False if it did not get there.
     pub(crate) async fn tell(&self, notice: Notice) -> bool {

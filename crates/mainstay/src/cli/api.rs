@@ -178,6 +178,8 @@ fn refused(status: StatusCode, body: &[u8], admin: SocketAddr) -> Failure {
             Failure::from(cause).hint(format!("it can be: {}", candidates(&sessions)))
         }
         StatusCode::GONE => Failure::from(cause).hint("see how it ended with `mainstay audit --session REF`"),
+        // The trouble is a server's behind the gateway: it is told as that, and not as the gateway's.
+        StatusCode::BAD_GATEWAY => Failure::from(cause),
         _ => Failure::from(cause.context(format!("the gateway answered {status}"))),
     }
 }

@@ -42,15 +42,18 @@ fn list(place: &Place, out: &Output) -> Result<(), Failure> {
     if out.is_json() {
         return out.document(&listed);
     }
-    let mut shown = table(&["ID", "SERVER", "OWED FOR", "TRIED", "NEXT"]);
+    let mut shown = table(&["ID", "SESSION", "SERVER", "OWED FOR", "TRIED", "NEXT", "LAST ERROR"]);
     for owed in listed["owed"].as_array().into_iter().flatten() {
+        let word = |name: &str| owed[name].as_str().map_or_else(|| "-".to_owned(), plain);
         let next = owed["next_at"].as_str().map_or_else(|| "left to expire".to_owned(), until);
         shown.add_row([
             owed["id"].to_string(),
-            plain(owed["server"].as_str().unwrap_or("-")),
+            word("session"),
+            word("server"),
             ago(owed["owed_at"].as_str().unwrap_or_default()),
             format!("{}x", owed["attempts"]),
             next,
+            word("last_error"),
         ]);
     }
     out.line(&lines_of(&shown))

@@ -1,19 +1,19 @@
 //! The operator's hand on sessions, owed deletes and keys. Everything here is audited.
 
+mod owed;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_core::audit::{Action, Actor, AuditEntry};
 use mainstay_core::code::Code;
 use mainstay_core::id::{ServerName, SessionKey, SessionRef};
-use mainstay_core::resume::OwedDelete;
 use mainstay_core::session::Input;
 use mainstay_store::keys::Keyring;
 use mainstay_store::{AuditPage, StoreError, Write};
-use mainstay_upstream::{Settled, settle};
 
 use crate::engine::live::Live;
-use crate::engine::view::{AuditQuery, AuditView, KeysView, OwedView, SessionView};
+use crate::engine::view::{AuditQuery, AuditView, KeysView, SessionView};
 use crate::engine::{Engine, Refused};
 use crate::runtime::{fill_with_entropy, spawn};
 
@@ -75,44 +75,6 @@ impl Engine {
             self.end_stored(key, input, Actor::Operator).await?;
         }
         self.one_view(key).await
-    }
-
-    /// Deletes that are owed to servers, those left to expire included.
-    ///
-    /// # Errors
-    /// The ledger cannot be read.
-    pub async fn owed(&self) -> Result<Vec<OwedView>, StoreError> {
-        let owed = self.store.owed_all(OWED_LISTED_MAX).await?;
-        Ok(owed.iter().map(OwedView::of).collect())
-    }
-
-    /// Tries to pay an owed delete now.
-    ///
-    /// # Errors
-    /// There is none of that number, or the server did not take it; it stays owed then.
-    pub async fn pay_owed(&self, id: u64) -> Result<(), Refused> {
-        let owed = self.owed_delete(id).await?;
-        let server = self.servers.get(&owed.server).map(|served| &served.server);
-        match settle(&self.upstreams, server, &owed).await {
-            Settled::Paid => {
-                let entry = self.audit_entry(Actor::Operator, Action::OwedPaid, None, &owed.server, "");
-                self.commit(vec![Write::Settle(id), Write::Audit(entry)]).await
-            }
-            Settled::Failed { reason } => {
-                let refusal = Refused::new(Code::ServerUnreachable, format!("the server did not take it: {reason}"));
-                Err(Refused { server: Some(owed.server), ..refusal })
-            }
-        }
-    }
-
-    /// Gives an owed delete up: the server's session is left to expire there.
-    ///
-    /// # Errors
-    /// There is none of that number, or the ledger cannot be written.
-    pub async fn give_up_owed(&self, id: u64) -> Result<(), Refused> {
-        let owed = self.owed_delete(id).await?;
-        let entry = self.audit_entry(Actor::Operator, Action::OwedGivenUp, None, &owed.server, "");
-        self.commit(vec![Write::GiveUp(id), Write::Audit(entry)]).await
     }
 
     /// The audit trail, newest first.
@@ -186,12 +148,6 @@ impl Engine {
         Ok(KeysView { keys })
     }
 
-    async fn owed_delete(&self, id: u64) -> Result<OwedDelete, Refused> {
-        let owed = self.store.owed_all(OWED_LISTED_MAX).await.map_err(|error| unreadable(&error))?;
-        let found = owed.into_iter().find(|owed| owed.id == id);
-        found.ok_or_else(|| Refused::new(Code::SessionUnknown, format!("no delete with number {id} is owed")))
-    }
-
     /// The one session that `session_ref` means.
     async fn key_of(&self, session_ref: SessionRef) -> Result<SessionKey, Refused> {
         let found = self.store.find_ref(session_ref).await.map_err(|error| unreadable(&error))?;
@@ -237,5 +193,3 @@ fn unreadable(error: &StoreError) -> Refused {
 
 /// Entries of the audit trail that are read at a time; the trail itself is bounded.
 const AUDIT_PAGE: usize = 1000;
-/// The most owed deletes that are listed.
-const OWED_LISTED_MAX: usize = 10_000;

@@ -167,6 +167,8 @@ pub struct SessionView {
     pub remade_count: u32,
     /// Why, the last time; or why the session ended or cannot be read.
     pub reason: Option<String>,
+    /// The deletes that are still owed to its server. Null in lists, which do not look.
+    pub owed: Option<Vec<OwedView>>,
 }
 
 impl Engine {
@@ -272,7 +274,9 @@ impl Engine {
         let mut views = Vec::new();
         for (key, stored) in self.store.find_ref(session_ref).await? {
             let resume = self.store.resume_record(key).await?.map(ResumeSummary::from);
-            views.push(self.session_view(key, &stored, resume.as_ref()));
+            let owed = self.store.owed_of(key, OWED_SHOWN_MAX).await?;
+            let owed = Some(owed.iter().map(OwedView::of).collect());
+            views.push(SessionView { owed, ..self.session_view(key, &stored, resume.as_ref()) });
         }
         Ok(views)
     }
@@ -361,6 +365,7 @@ fn blank(key: SessionKey) -> SessionView {
         continuity: None,
         remade_count: 0,
         reason: None,
+        owed: None,
     }
 }
 
@@ -432,13 +437,17 @@ pub struct KnobView {
 pub struct OwedView {
     /// Its number.
     pub id: u64,
+    /// The session that it is owed for; null if that is not known any more.
+    pub session: Option<String>,
     /// The server.
     pub server: String,
     /// Since when (RFC 3339).
     pub owed_at: String,
     /// How often it was tried.
     pub attempts: u32,
-    /// When it is tried next (RFC 3339); absent if it is left to expire.
+    /// Why the last try failed; null if there was none.
+    pub last_error: Option<String>,
+    /// When it is tried next (RFC 3339); null if it is left to expire.
     pub next_at: Option<String>,
 }
 
@@ -446,9 +455,11 @@ impl OwedView {
     pub(crate) fn of(owed: &OwedDelete) -> Self {
         Self {
             id: owed.id,
+            session: owed.session.map(|key| key.session_ref().to_string()),
             server: owed.server.to_string(),
             owed_at: owed.owed_at.to_string(),
             attempts: owed.attempts,
+            last_error: owed.last_error.as_deref().map(str::to_owned),
             next_at: (!owed.is_left_to_expire()).then(|| owed.next_at.to_string()),
         }
     }
@@ -506,3 +517,6 @@ pub struct KeysView {
     /// How many keys are accepted.
     pub keys: usize,
 }
+
+/// The most owed deletes that are shown of one session.
+const OWED_SHOWN_MAX: usize = 100;

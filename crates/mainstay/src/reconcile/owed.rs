@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_core::audit::Actor;
 use mainstay_core::resume::OwedDelete;
-use mainstay_store::Write;
-use mainstay_upstream::{Settled, settle};
 
 use crate::engine::Engine;
 
@@ -35,15 +34,8 @@ async fn pass(engine: &Arc<Engine>) {
 }
 
 async fn pay(engine: &Arc<Engine>, owed: OwedDelete) {
-    let server = engine.servers.get(&owed.server).map(|served| &served.server);
-    let write = match settle(&engine.upstreams, server, &owed).await {
-        Settled::Paid => Write::Settle(owed.id),
-        Settled::Failed { reason } => {
-            tracing::debug!(server = %owed.server, attempts = owed.attempts, reason = %reason, "owed delete not paid yet");
-            Write::Postpone(owed.postponed(engine.now()))
-        }
-    };
-    if let Err(error) = engine.store.commit(vec![write]).await {
+    let (_, writes) = engine.try_owed(&owed, Actor::Gateway).await;
+    if let Err(error) = engine.store.commit(writes).await {
         tracing::warn!(error = %error, "the state of an owed delete cannot be stored; it is tried again");
     }
 }

@@ -65,6 +65,7 @@ fn resume() -> ResumeRecord {
 fn owed() -> OwedDelete {
     OwedDelete {
         id: 9,
+        session: Some(SessionKey::from_bytes([0xa1; 32])),
         server: ServerName::parse("tickets").expect("a name"),
         url: "https://x/mcp".into(),
         upstream_id: UpstreamId::parse("up-1").expect("an id"),
@@ -72,6 +73,7 @@ fn owed() -> OwedDelete {
         owed_at: Timestamp::from_unix_millis(1),
         attempts: 2,
         next_at: Timestamp::from_unix_millis(3),
+        last_error: Some("down".into()),
     }
 }
 
@@ -133,8 +135,8 @@ fn the_layout_of_each_version_is_frozen() {
         ),
         (
             encode_owed(&owed()),
-            "<04><01><00><00><00><07>tickets<00><00><00><0d>https://x/mcp<00><00><00><04>up-1<00><00>\
-             <00><0a>2025-11-25<00*7><01><00><00><00><02><00*7><03>",
+            "<04><02><00><00><00><07>tickets<00><00><00><0d>https://x/mcp<00><00><00><04>up-1<00><00>\
+             <00><0a>2025-11-25<00*7><01><00><00><00><02><00*7><03><01><a1*32><01><00><00><00><04>down",
         ),
         (encode_card(&card()), "<05><01><00><00><00><07>tickets<f1*32><00><00><00><02>{}<00*7><01>"),
         (
@@ -155,6 +157,16 @@ fn u1_a_resume_record_of_version_1_is_read_as_one_whose_server_was_not_told() {
     body.remove(told);
     body[1] = 1;
     assert_eq!(decode_resume(&body), Ok(ResumeRecord { told: false, ..resume() }));
+}
+
+/// The first version of an owed delete ends before `session`.
+#[test]
+fn u7_an_owed_delete_of_version_1_is_read_as_one_of_no_known_session() {
+    let early = OwedDelete { session: None, last_error: None, ..owed() };
+    let golden = "<04><01><00><00><00><07>tickets<00><00><00><0d>https://x/mcp<00><00><00><04>up-1<00><00>\
+        <00><0a>2025-11-25<00*7><01><00><00><00><02><00*7><03>";
+    assert_eq!(shown(&owed_of_version_1(&early)), golden);
+    assert_eq!(decode_owed(9, &owed_of_version_1(&early)), Ok(early));
 }
 
 #[test]

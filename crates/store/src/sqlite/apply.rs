@@ -12,7 +12,7 @@ use super::database::{Bounds, Database};
 use super::reader::{key_column, sealed_columns, tombstone_columns};
 use crate::error::Found;
 use crate::keys::Keyring;
-use crate::rows::{self, AuditColumns, SessionColumns, StoneColumns, column, time_column};
+use crate::rows::{self, AuditColumns, OwedColumns, SessionColumns, StoneColumns, column, time_column};
 use crate::write::{PURGED_ROWS_MAX, Write};
 
 /// Why a write was not made.
@@ -159,13 +159,16 @@ impl Database {
     fn owe(&self, owed: &OwedDelete) -> rusqlite::Result<()> {
         let sealed = rows::seal_owed(&self.ring, owed);
         let (next_at, owed_at) = (time_column(owed.next_at), time_column(owed.owed_at));
-        self.execute(OWE, params![owed.server.as_str(), next_at, owed_at, sealed.key_id, sealed.bytes]).map(|_| ())
+        let columns = OwedColumns::of(owed);
+        let values = params![columns.server, next_at, owed_at, sealed.key_id, sealed.bytes, columns.session];
+        self.execute(OWE, values).map(|_| ())
     }
 
     fn postpone(&self, owed: &OwedDelete) -> rusqlite::Result<()> {
         let sealed = rows::seal_owed(&self.ring, owed);
         let next_at = time_column(owed.next_at);
-        let values = params![column(owed.id), owed.server.as_str(), next_at, sealed.key_id, sealed.bytes];
+        let columns = OwedColumns::of(owed);
+        let values = params![column(owed.id), columns.server, next_at, sealed.key_id, sealed.bytes, columns.session];
         self.execute(POSTPONE, values).map(|_| ())
     }
 
@@ -261,9 +264,11 @@ const RESUME: &str = "INSERT INTO resumes (key, server, used_at, key_id, sealed)
     ON CONFLICT (key) DO UPDATE SET server = excluded.server, used_at = excluded.used_at, key_id = excluded.key_id,
         sealed = excluded.sealed";
 const FORGET_RESUME: &str = "DELETE FROM resumes WHERE key = ?1";
-const OWE: &str = "INSERT INTO owed (server, next_at, owed_at, key_id, sealed) VALUES (?1, ?2, ?3, ?4, ?5)";
+const OWE: &str = "INSERT INTO owed (server, next_at, owed_at, key_id, sealed, session)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 const SETTLE: &str = "DELETE FROM owed WHERE id = ?1";
-const POSTPONE: &str = "UPDATE owed SET server = ?2, next_at = ?3, key_id = ?4, sealed = ?5 WHERE id = ?1";
+const POSTPONE: &str =
+    "UPDATE owed SET server = ?2, next_at = ?3, key_id = ?4, sealed = ?5, session = ?6 WHERE id = ?1";
 const CARD: &str = "INSERT INTO cards (server, key_id, sealed) VALUES (?1, ?2, ?3)
     ON CONFLICT (server) DO UPDATE SET key_id = excluded.key_id, sealed = excluded.sealed";
 const AUDIT_LAST: &str = "SELECT seq FROM sqlite_sequence WHERE name = 'audit'";

@@ -17,7 +17,7 @@ use super::database::{Bounds, Database};
 use crate::codec::{action_number, state_number};
 use crate::counters::count;
 use crate::keys::{Keyring, Sealed, Signature};
-use crate::rows::{self, AuditColumns, SessionColumns, Signed, StoneColumns, column, time_column};
+use crate::rows::{self, AuditColumns, OwedColumns, SessionColumns, Signed, StoneColumns, column, time_column};
 use crate::stored::{AuditPage, Fault, Filter, Listed, Page, REF_MATCHES_MAX, RowFault, RowKind, Stored, first_key};
 
 /// Something to read. It answers by itself.
@@ -169,15 +169,21 @@ impl Reader {
         Ok(self.database.first(OWED_ONE, [column(id)], |row| self.owed_row(row))?.flatten())
     }
 
+    pub(super) fn owed_of(&mut self, key: SessionKey, limit: usize) -> rusqlite::Result<Vec<OwedDelete>> {
+        self.database.some(OWED_OF, [key.as_bytes()], Bounds::readable(limit), |row| self.owed_row(row))
+    }
+
     /// The owed delete in a row with the columns of [`OWED`].
     fn owed_row(&self, row: &Row<'_>) -> rusqlite::Result<Option<OwedDelete>> {
-        let (id, server): (i64, String) = (row.get(0)?, row.get(1)?);
-        let sealed = sealed_columns(row, 2).ok_or(Fault::Tampered);
-        let owed = sealed.and_then(|sealed| rows::read_owed(&self.database.ring, id, &server, &sealed));
+        let id: i64 = row.get(0)?;
+        let columns =
+            || -> rusqlite::Result<OwedColumns> { Ok(OwedColumns { server: row.get(1)?, session: row.get(2)? }) };
+        let both = columns().ok().zip(sealed_columns(row, 3)).ok_or(Fault::Tampered);
+        let owed = both.and_then(|(columns, sealed)| rows::read_owed(&self.database.ring, id, &columns, &sealed));
         Ok(owed
             .inspect_err(|fault| {
                 count(&self.database.meters.rows_refused);
-                warn!(id, server, %fault, "owed delete can't be read");
+                warn!(id, %fault, "owed delete can't be read");
             })
             .ok())
     }
@@ -347,8 +353,10 @@ pub(crate) const BY_PRINCIPAL: &str = "SELECT principal, count(*) FROM sessions 
 pub(crate) const AUDIT: &str = "SELECT id, at, action, session, key_id, mac, body FROM audit
     WHERE id < ?1 AND (?2 IS NULL OR session = ?2) AND (?3 IS NULL OR action = ?3) ORDER BY id DESC";
 const COUNT: &str = "SELECT count(*) FROM sessions";
-pub(crate) const OWED: &str = "SELECT id, server, key_id, sealed FROM owed WHERE next_at <= ?1 ORDER BY next_at, id";
-const OWED_ONE: &str = "SELECT id, server, key_id, sealed FROM owed WHERE id = ?1";
+pub(crate) const OWED: &str =
+    "SELECT id, server, session, key_id, sealed FROM owed WHERE next_at <= ?1 ORDER BY next_at, id";
+const OWED_ONE: &str = "SELECT id, server, session, key_id, sealed FROM owed WHERE id = ?1";
+pub(crate) const OWED_OF: &str = "SELECT id, server, session, key_id, sealed FROM owed WHERE session = ?1 ORDER BY id";
 const CARD: &str = "SELECT key_id, sealed FROM cards WHERE server = ?1";
 /// More drains than that are not under way at once.
 const UNFINISHED: Bounds = Bounds { limit: 100_000, scanned: 100_000 };

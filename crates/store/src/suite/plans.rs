@@ -36,6 +36,7 @@ async fn s10_deadlines_drains_and_counts_are_read_from_an_index() {
         ),
         (statements::AUDIT.to_owned(), "SEARCH audit USING INTEGER PRIMARY KEY (rowid<?)"),
         (statements::OWED.to_owned(), "SEARCH owed USING INDEX owed_by_next_at (next_at<?)"),
+        (statements::OWED_OF.to_owned(), "SEARCH owed USING INDEX owed_by_session (session=?)"),
         (statements::PURGE_AUDIT.to_owned(), "SCAN audit"),
     ] {
         let plan = plan(&connection, &sql);

@@ -285,4 +285,25 @@ async fn u7_what_is_owed_is_listed_whole_and_can_be_given_up() {
     .await;
 }
 
+#[tokio::test]
+async fn u7_what_is_owed_for_a_session_is_found_by_it() {
+    on_each(async |store| {
+        let of = |number: u32, seconds| resume(number).owed_delete(at(seconds)).unwrap();
+        store.commit(vec![Write::Owe(of(1, 0)), Write::Owe(of(2, 1)), Write::Owe(of(1, 2))]).await.unwrap();
+        store.commit(vec![Write::Owe(OwedDelete { session: None, ..of(1, 3) })]).await.unwrap();
+        let ids = async |number, limit| {
+            let owed = store.owed_of(key(number), limit).await.unwrap();
+            owed.into_iter().map(|owed| owed.id).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (ids(1, 10).await, ids(1, 1).await, ids(2, 10).await, ids(3, 10).await),
+            (vec![1, 3], vec![1], vec![2], vec![])
+        );
+        let failed = OwedDelete { id: 1, ..of(1, 0) }.postponed(at(5), "HTTP status 503");
+        store.commit(vec![Write::Postpone(failed.clone()), Write::Settle(3)]).await.unwrap();
+        assert_eq!(store.owed_of(key(1), 10).await.unwrap(), [failed]);
+    })
+    .await;
+}
+
 const SESSIONS: u32 = 60;

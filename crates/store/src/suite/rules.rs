@@ -274,7 +274,7 @@ async fn u7_what_is_owed_is_kept_until_it_is_settled() {
         assert_eq!(store.owed(at(0), 10).await.unwrap(), std::slice::from_ref(&second));
         assert_eq!(store.owed(at(50), 10).await.unwrap(), [second.clone(), first.clone()]);
         assert_eq!(store.owed(at(50), 1).await.unwrap(), std::slice::from_ref(&second));
-        let postponed = second.postponed(at(60));
+        let postponed = second.postponed(at(60), "HTTP status 503");
         store.commit(vec![Write::Postpone(postponed.clone()), Write::Settle(1)]).await.unwrap();
         assert_eq!(store.owed(at(69), 10).await.unwrap(), []);
         assert_eq!(store.owed(at(70), 10).await.unwrap(), std::slice::from_ref(&postponed));
@@ -320,7 +320,7 @@ async fn s7_a_purge_takes_what_has_outlived_its_use() {
         assert!(store.resume_record(key(2)).await.unwrap().is_some(), "its session lives");
         assert_eq!(
             store.owed(OwedDelete::NEVER, 10).await.unwrap(),
-            [OwedDelete { id: 1, owed_at: stale, next_at: stale, ..owed() }]
+            [OwedDelete { id: 1, session: Some(key(4)), owed_at: stale, next_at: stale, ..owed() }]
         );
     })
     .await;
@@ -332,7 +332,7 @@ async fn u7_what_is_left_to_expire_stays_listed_for_a_week() {
         let mut left = OwedDelete { id: 1, ..owed() };
         store.commit(vec![Write::Owe(owed())]).await.unwrap();
         while !left.is_left_to_expire() {
-            left = left.postponed(at(0));
+            left = left.postponed(at(0), "HTTP status 503");
         }
         store.commit(vec![Write::Postpone(left.clone())]).await.unwrap();
         store.commit(vec![Write::Purge { now: at(0).plus(6 * DAY) }]).await.unwrap();

@@ -4,9 +4,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use mainstay_core::audit::{Action, Actor, AuditEntry};
+
 use super::*;
-use crate::keys::KeyError;
-use crate::{CommitError, OpenError, SqliteStore, StoreError, Stored};
+use crate::codec::owed_of_version_1;
+use crate::keys::{KeyError, Purpose};
+use crate::migrate::{STEPS, migrate};
+use crate::{AuditPage, CommitError, OpenError, SqliteStore, StoreError, Stored};
 
 fn open(path: &Path) -> Result<SqliteStore, OpenError> {
     SqliteStore::open(path.to_owned(), ring())
@@ -305,6 +309,82 @@ async fn a_damaged_ledger_is_refused_named_and_kept() {
     assert_eq!(open(&path).unwrap().count().await.unwrap(), 200);
 }
 
+/// A ledger of the first schema at `path`, with the rows of the one at `newest` and an owed delete as it was kept then.
+fn of_the_first_schema(path: &Path, newest: &Path) -> rusqlite::Connection {
+    let mut connection = rusqlite::Connection::open(path).unwrap();
+    migrate(&mut connection, &STEPS[..1]).unwrap();
+    connection.execute("ATTACH ?1 AS newest", [newest.to_str()]).unwrap();
+    for table in ["meta", "sessions", "tombstones", "resumes", "audit", "cards"] {
+        connection.execute_batch(&format!("INSERT INTO main.{table} SELECT * FROM newest.{table}")).unwrap();
+    }
+    let sealed = ring().seal(Purpose::Owed, b"files", &owed_of_version_1(&owed()));
+    let (now, sql) = (
+        at(0).unix_millis(),
+        "INSERT INTO owed (server, next_at, owed_at, key_id, sealed) VALUES (?1, ?2, ?2, ?3, ?4)",
+    );
+    connection.execute(sql, rusqlite::params!["files", now.cast_signed(), sealed.key_id, sealed.bytes]).unwrap();
+    connection.execute_batch("DETACH newest").unwrap();
+    connection
+}
+
+#[tokio::test]
+async fn u7_a_ledger_of_the_first_schema_is_taken_over_whole_also_when_that_was_cut_short() {
+    let (home, newest) = home();
+    let entry = AuditEntry::new(at(0), Actor::Operator, Action::Closed).of_session(key(2)).with_detail("stuck");
+    let writes = vec![
+        insert(1),
+        insert(2),
+        end(2, 2),
+        Write::Resume(resume(1)),
+        Write::Card(card()),
+        Write::Audit(entry.clone()),
+    ];
+    begun(&newest).await.commit(writes).await.unwrap();
+    let path = home.path().join("first.db");
+    let first = of_the_first_schema(&path, &newest);
+    // As if it had been killed within: what is not committed is not there.
+    first.execute_batch(&format!("BEGIN IMMEDIATE; {}; PRAGMA user_version = 2", STEPS[1])).unwrap();
+    drop(first);
+    let early = OwedDelete { id: 1, session: None, ..owed() };
+    for epoch in 2..4 {
+        let store = open(&path).unwrap();
+        assert_eq!(store.begin_epoch(at(1), epoch).await.unwrap().counter, epoch);
+        assert_eq!(store.find(key(1)).await.unwrap(), Stored::Live(Box::new(record(1))));
+        assert_eq!(store.find(key(2)).await.unwrap(), Stored::Ended(stone(2, 2)));
+        assert_eq!(store.resume_record(key(1)).await.unwrap(), Some(resume(1)));
+        assert_eq!(store.card(&server(), [5; 32]).await, Some(card()));
+        let page = AuditPage { before: None, limit: 10, session: None, action: None };
+        assert_eq!(store.audit(&page).await.unwrap(), [(1, entry.clone())]);
+        assert_eq!(store.owed(OwedDelete::NEVER, 10).await.unwrap(), [early.clone()]);
+        assert_eq!(store.counters().rows_refused, 0);
+    }
+    let store = open(&path).unwrap();
+    store.begin_epoch(at(1), 4).await.unwrap();
+    let failed = early.postponed(at(1), "down");
+    store
+        .commit(vec![Write::Postpone(failed.clone()), Write::Owe(resume(1).owed_delete(at(2)).unwrap())])
+        .await
+        .unwrap();
+    assert_eq!(store.owed_one(1).await.unwrap(), Some(failed));
+    let of_one = store.owed_of(key(1), 10).await.unwrap();
+    assert_eq!(of_one.iter().map(|owed| (owed.id, owed.session)).collect::<Vec<_>>(), [(2, Some(key(1)))]);
+}
+
+#[tokio::test]
+async fn s14_an_owed_delete_that_was_put_to_another_session_is_left_out() {
+    let (_home, path) = home();
+    let store = begun(&path).await;
+    store.commit(vec![Write::Owe(owed())]).await.unwrap();
+    for session in [Some(*key(1).as_bytes()), None] {
+        store
+            .tamper(move |connection| drop(connection.execute("UPDATE owed SET session = ?1", [session]).unwrap()))
+            .await;
+        assert_eq!(store.owed(OwedDelete::NEVER, 10).await.unwrap(), []);
+        assert_eq!(store.owed_of(key(1), 10).await.unwrap(), []);
+    }
+    assert_eq!(store.counters().rows_refused, 3);
+}
+
 #[tokio::test]
 async fn what_is_no_ledger_of_ours_is_refused() {
     let (home, path) = home();
@@ -313,7 +393,7 @@ async fn what_is_no_ledger_of_ours_is_refused() {
     connection.pragma_update(None, "user_version", 99).unwrap();
     drop(connection);
     let refused = open(&path).unwrap_err();
-    assert!(matches!(refused, OpenError::Newer { found: 99, known: 1, .. }), "{refused:?}");
+    assert!(matches!(refused, OpenError::Newer { found: 99, known: 2, .. }), "{refused:?}");
 
     let alien = home.path().join("alien.db");
     rusqlite::Connection::open(&alien).unwrap().execute_batch("CREATE TABLE theirs (id)").unwrap();
