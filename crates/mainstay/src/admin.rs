@@ -18,6 +18,7 @@ use crate::engine::Engine;
 
 mod audit;
 mod gateway;
+mod handover;
 mod metrics;
 mod openapi;
 mod owed;

@@ -20,11 +20,13 @@ mod demo;
 mod exit;
 mod failure;
 mod gateway;
+mod handover;
 mod instances;
 mod keys;
 mod notify;
 mod output;
 mod owed;
+mod rehearse;
 mod serve;
 mod servers;
 mod sessions;
@@ -99,6 +101,9 @@ fn run(cli: Cli, out: &Output) -> Result<(), Failure> {
         Command::Owed(command) => owed::run(&command, out),
         Command::Audit(args) => audit::run(&args, out),
         Command::Keys(keys::Command::Rotate(place)) => keys::rotate(&place, out),
+        Command::Reload(place) => handover::reload(&place, out),
+        Command::Upgrade(place) => handover::upgrade(&place, out),
+        Command::Rehearse(args) => rehearse::run(&args, out),
         Command::Stop(place) => stop::run(&place, out),
         Command::Tokens(TokensCommand::New) => tokens::new(out),
         Command::Config(ConfigCommand::Check(args)) => config::check(&args, out),
@@ -164,6 +169,10 @@ enum Command {
     /// The keys that sign and seal what is stored
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Put the changed configuration of a running gateway in force; no call fails, and a wrong file changes nothing
+    Reload(Place),
+    /// Go on with the program that now stands where the running gateway's was; no call fails
+    Upgrade(Place),
     /// Stop a running gateway; its sessions are kept
     Stop(Place),
     /// Make tokens for clients
@@ -178,6 +187,9 @@ enum Command {
     /// The process that does the work; started by `serve`
     #[command(hide = true)]
     Worker,
+    /// Check what a handover needs; run by the keeper
+    #[command(hide = true)]
+    Rehearse(rehearse::RehearseArgs),
     /// A small MCP server over stdio, for `demo`
     #[command(hide = true)]
     DemoServer,

@@ -7,6 +7,7 @@ pub mod call;
 pub mod census;
 pub mod find;
 pub mod finish;
+pub mod handover;
 pub mod listen;
 pub mod live;
 pub mod open;
@@ -14,6 +15,7 @@ pub mod operate;
 pub mod rewrite;
 pub mod stream;
 pub mod suspend;
+pub mod tally;
 pub mod view;
 
 use std::collections::BTreeMap;
@@ -40,6 +42,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::engine::census::Census;
 use crate::engine::live::{Latch, Live};
+use crate::engine::tally::Tally;
 use crate::runtime::Clock;
 use crate::telemetry::metrics::Metrics;
 
@@ -94,7 +97,10 @@ pub struct Engine {
     pub(crate) upstreams: Arc<Upstreams>,
     pub(crate) servers: BTreeMap<ServerName, Served>,
     pub(crate) census: Census,
-    pub(crate) openings: Openings,
+    /// Sessions that are being opened: a drain waits for them, since half an opening leaves something at the server.
+    pub(crate) openings: Tally,
+    /// Requests that wait for the answer of an HTTP server.
+    pub(crate) outstaying: Tally,
     pub(crate) metrics: Metrics,
     key_folder: Option<PathBuf>,
     /// When an unproven credential was last put on record, in milliseconds of Unix time.
@@ -109,6 +115,8 @@ pub struct Engine {
     pub(crate) live: DashMap<SessionKey, Arc<Live>>,
     pub(crate) stopping: Latch,
     closing: Latch,
+    handing: Latch,
+    left: Latch,
     /// Rung when the deadlines that the reaper knows may have become too late.
     pub(crate) deadlines: Notify,
     /// Rung when there is a delete to pay.
@@ -200,7 +208,8 @@ impl Engine {
             upstreams: parts.upstreams,
             servers,
             census: parts.census,
-            openings: Openings::default(),
+            openings: Tally::default(),
+            outstaying: Tally::default(),
             metrics: parts.metrics,
             key_folder: parts.key_folder,
             unproven_at: AtomicU64::new(0),
@@ -212,6 +221,8 @@ impl Engine {
             live: DashMap::new(),
             stopping: Latch::default(),
             closing: Latch::default(),
+            handing: Latch::default(),
+            left: Latch::default(),
             deadlines: Notify::new(),
             owed: Notify::new(),
             facts: parts.facts,
@@ -274,13 +285,8 @@ impl Engine {
 
     /// Resolves once no call is in flight, or `bound` has passed.
     async fn quiet(&self, bound: Duration) {
-        let busy = || self.openings.are_under_way() || self.live.iter().any(|live| live.activity().calls > 0);
-        let _ = tokio::time::timeout(bound, async {
-            while busy() {
-                tokio::time::sleep(QUIET_POLL).await;
-            }
-        })
-        .await;
+        let quiet = || self.openings.count() == 0 && self.live.iter().all(|live| live.activity().calls == 0);
+        self.until(bound, quiet).await;
     }
 
     /// Takes in the children that an earlier worker left in the keeper's custody; sessions fetch theirs when they
@@ -363,7 +369,7 @@ impl Engine {
 
     /// Tells the operator of a server that fails, each server at most every few seconds.
     pub(crate) fn note_failure(&self, server: &ServerName, failure: &Failure) {
-        let Some(served) = self.servers.get(server) else { return };
+        let Some(served) = self.servers.get(server).filter(|_| !self.left.is_set()) else { return };
         let now = self.now().unix_millis();
         let last = served.warned_at.load(Ordering::Relaxed);
         let due = now.saturating_sub(last) >= WARN_EVERY_MS;
@@ -396,34 +402,11 @@ impl Engine {
 
     /// Hands a hint to the ledger; it never waits.
     pub(crate) fn hint(&self, change: Option<mainstay_core::session::Change>) {
-        if let Some(change) = change {
+        if let Some(change) = change
+            && !self.left.is_set()
+        {
             self.store.hint(Write::Session(change));
         }
-    }
-}
-
-/// Sessions that are being opened: a drain waits for them, since half an opening leaves something at the server.
-#[derive(Default)]
-pub(crate) struct Openings(AtomicU64);
-
-impl Openings {
-    /// Counts one more, until dropped.
-    pub(crate) fn begin(&self) -> Opening<'_> {
-        self.0.fetch_add(1, Ordering::AcqRel);
-        Opening(self)
-    }
-
-    fn are_under_way(&self) -> bool {
-        self.0.load(Ordering::Acquire) > 0
-    }
-}
-
-/// One opening under way.
-pub(crate) struct Opening<'a>(&'a Openings);
-
-impl Drop for Opening<'_> {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -3,25 +3,25 @@
 //! `serve` reads requests and writes replies. What a request means is the engine's; which status a refusal has is
 //! `reply`'s alone.
 
+mod connection;
 pub mod guard;
 pub mod mcp;
 pub mod reply;
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use mainstay_core::code::TerminalStatus;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use mainstay_keeper::client::Connection as Passed;
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::Auth;
 use crate::engine::Engine;
+use crate::engine::tally::Tally;
 use crate::runtime::spawn;
+use crate::serve::connection::Wire;
 use crate::serve::guard::Guard;
 use crate::serve::reply::Answer;
 
@@ -41,61 +41,65 @@ pub struct Front {
     pub header_bytes_max: usize,
     /// Whether a request must name its agent (I2).
     pub require_agent: bool,
+    /// Requests that have no response yet.
+    pub exchanges: Tally,
+    /// Connections of which it is not settled what a stop means for them.
+    pub undecided: Tally,
+    /// Connections.
+    pub open: Tally,
 }
 
-/// Serves connections of `listener` until the engine stops. Open connections then finish what they do.
-pub async fn accept(front: Arc<Front>, listener: TcpListener) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = front.engine.stopped() => return,
-        };
-        match accepted {
-            Ok((stream, _peer)) => {
-                let front = Arc::clone(&front);
-                spawn(async move {
-                    connection(front, stream).await;
-                    drop(place);
-                });
+impl Front {
+    /// Serves connections of `listener` until the engine stops, and those that the worker before has passed on. Open
+    /// connections then finish what they do, or go to the next worker.
+    pub async fn accept(self: Arc<Self>, listener: TcpListener, passed: Vec<Passed>) {
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        for passed in passed {
+            match Wire::taken_over(passed) {
+                Ok(wire) => self.attend(wire, Arc::clone(&places).try_acquire_owned().ok()),
+                Err(error) => tracing::warn!(error = %error, "a connection could not be taken over"),
             }
-            Err(error) => {
-                tracing::warn!(error = %error, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+        loop {
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = self.engine.stopped() => return,
+            };
+            match accepted {
+                Ok((stream, _peer)) => self.attend(Wire::new(stream), Some(place)),
+                Err(error) => {
+                    tracing::warn!(error = %error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
             }
         }
     }
-}
 
-async fn connection(front: Arc<Front>, stream: TcpStream) {
-    // Small answers must not wait for an acknowledgement; a socket that refuses the option still works.
-    let _ = stream.set_nodelay(true);
-    let serving = Arc::clone(&front);
-    let service = service_fn(move |request: http::Request<Incoming>| {
-        let front = Arc::clone(&serving);
-        async move { Ok::<_, Infallible>(route(front, request).await) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_READ_MAX)
-        .max_buf_size(front.header_bytes_max.max(HEADER_BYTES_MIN))
-        .serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    tokio::select! {
-        ended = connection.as_mut() => {
-            if let Err(error) = ended {
-                tracing::debug!(error = %error, "connection ended");
-            }
-        }
-        () = front.engine.stopped() => {
-            connection.as_mut().graceful_shutdown();
-            let _ = connection.await;
-        }
+    fn attend(self: &Arc<Self>, wire: Wire, place: Option<OwnedSemaphorePermit>) {
+        let front = Arc::clone(self);
+        spawn(async move {
+            let _open = front.open.enter();
+            connection::serve(&front, wire, front.undecided.enter()).await;
+            drop(place);
+        });
+    }
+
+    /// Waits until nothing is left that only this worker could answer but calls on HTTP servers, for `patience` at most:
+    /// every idle connection has gone over, and every other request has its answer or a stream to come back to.
+    pub async fn settle(&self, patience: Duration) -> bool {
+        let settled = || self.undecided.count() == 0 && self.exchanges.count() <= self.engine.outstaying();
+        self.engine.until(patience, settled).await
+    }
+
+    /// Waits until every connection is closed, for `patience` at most.
+    pub async fn finish(&self, patience: Duration) -> bool {
+        self.engine.until(patience, || self.open.count() == 0).await
     }
 }
 
 async fn route(front: Arc<Front>, request: http::Request<Incoming>) -> http::Response<Answer> {
+    let _exchange = front.exchanges.enter();
     match request.uri().path() {
         "/healthz" => reply::health(true),
         "/readyz" => reply::health(front.engine.is_ready()),
@@ -109,7 +113,5 @@ async fn route(front: Arc<Front>, request: http::Request<Incoming>) -> http::Res
 /// The most connections at a time; more wait in the listener's backlog.
 const CONNECTIONS_MAX: usize = 100_000;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long a client may take to send the head of a request.
-const HEADER_READ_MAX: Duration = Duration::from_mins(5);
-/// The smallest buffer that hyper takes.
-const HEADER_BYTES_MIN: usize = 8192;
+/// The name under which the keeper holds the clients' listener.
+pub const LISTENER: &str = "mcp";

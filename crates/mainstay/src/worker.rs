@@ -24,11 +24,13 @@ use crate::admin;
 use crate::auth::{Auth, Tokens};
 use crate::config::{self, Config, StoreKind};
 use crate::engine::census::Census;
+use crate::engine::handover::HandoverView;
+use crate::engine::tally::Tally;
 use crate::engine::view::{Facts, KnobView};
 use crate::engine::{self, Engine, ListenStream, Served, Settings, listen};
 use crate::reconcile;
 use crate::runtime::{Clock, entropy, fill_with_entropy, spawn};
-use crate::serve::{self, Front, guard::Guard};
+use crate::serve::{Front, guard::Guard};
 use crate::telemetry::metrics::Metrics;
 
 /// Runs the worker until the keeper tells it to drain, or is gone.
@@ -46,7 +48,8 @@ pub fn run() -> anyhow::Result<()> {
 async fn serve() -> anyhow::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("taking the keeper's socket")?;
     let Attached { custody, welcome, mut orders } = Custody::attach(socket).await.context("attaching to the keeper")?;
-    let Welcome { listeners, settings, keeper, worker_number, children, .. } = welcome;
+    let Welcome { listeners, settings, keeper, worker_number, children, connections, handover, keeper_version } =
+        welcome;
     let config = Config::from_snapshot(&settings).context("reading the configuration that the keeper holds")?;
     let mut listeners: BTreeMap<_, _> = listeners.into_iter().collect();
     let mcp = listener(&mut listeners, "mcp")?;
@@ -57,6 +60,8 @@ async fn serve() -> anyhow::Result<()> {
         knobs: knobs(&config.to_json(), ""),
         mcp: mcp.local_addr()?.to_string(),
         admin: admin_listener.local_addr()?.to_string(),
+        keeper_version,
+        handover: handover.map(HandoverView::of),
         ..Facts::default()
     };
     let (engine, notices) = tokio::select! {
@@ -69,14 +74,11 @@ async fn serve() -> anyhow::Result<()> {
     vital.push(spawn(listen::attend(Arc::clone(&engine), notices)));
     let token = std::fs::read_to_string(config.admin_token_file()).context("reading the admin token")?;
     let stopping = Arc::clone(&engine);
-    spawn(admin::serve(
-        admin_listener,
-        Arc::clone(&engine),
-        token.trim().into(),
-        async move { stopping.closing().await },
-    ));
+    spawn(admin::serve(admin_listener, Arc::clone(&engine), token.trim().into(), async move {
+        stopping.given_way().await;
+    }));
     let front = Arc::new(front(&config, &engine)?);
-    spawn(serve::accept(front, mcp));
+    spawn(Arc::clone(&front).accept(mcp, connections));
     custody.ready().await;
     tracing::info!(worker = worker_number, epoch = engine.status().await.worker.epoch, "worker is ready");
 
@@ -85,15 +87,34 @@ async fn serve() -> anyhow::Result<()> {
         () = panicked(vital) => anyhow::bail!("a part that the worker cannot do without has failed; another worker takes over"),
     };
     match order {
-        // Ending in order is a handover, too: the next worker finds everything.
-        Some(Order::Drain { .. } | Order::HandOver) => {
+        Some(Order::Drain { .. }) => {
             tracing::info!("draining");
             engine.drain_worker().await;
             tokio::time::sleep(LAST_BYTES).await;
         }
+        Some(Order::HandOver) => hand_over(&engine, &front, &mut orders).await,
         Some(Order::Detached) | None => tracing::warn!("the keeper is gone; this worker ends"),
     }
     Ok(())
+}
+
+/// Gives way to the next worker, and stays for the calls that only this one can answer.
+async fn hand_over(engine: &Arc<Engine>, front: &Front, orders: &mut mpsc::Receiver<Order>) {
+    tracing::info!("handing over to the next worker");
+    engine.begin_handover(OPENINGS_PATIENCE).await;
+    if !front.settle(SETTLE_MAX).await {
+        tracing::warn!("requests that nobody else can answer are left behind by the handover");
+    }
+    engine.leave_ledger().await;
+    engine.custody.handed_over().await;
+    tracing::info!(calls = engine.outstaying(), "handed over");
+    tokio::select! {
+        _ = front.finish(STAY_MAX) => {}
+        // Told to drain, or the keeper is gone: nobody is to wait for this worker any more.
+        _ = orders.recv() => {}
+    }
+    engine.close();
+    front.finish(LAST_BYTES).await;
 }
 
 /// Opens the ledger and builds the engine on it: keys, epoch, overdue sessions, in S9's order.
@@ -302,6 +323,9 @@ fn front(config: &Config, engine: &Arc<Engine>) -> anyhow::Result<Front> {
         body_bytes_max: config.limits.body_bytes_max,
         header_bytes_max: config.limits.header_bytes_max,
         require_agent: config.auth.require_agent,
+        exchanges: Tally::default(),
+        undecided: Tally::default(),
+        open: Tally::default(),
     })
 }
 
@@ -337,5 +361,11 @@ const EPOCH_RETRY_FIRST: Duration = Duration::from_millis(50);
 const EPOCH_RETRY_MAX: Duration = Duration::from_secs(1);
 /// How long tasks may take to notice that the worker ends.
 const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
+/// How long a handover waits for a moment at which no session is being opened.
+const OPENINGS_PATIENCE: Duration = Duration::from_secs(5);
+/// How long clients wait at most, once a handover has begun, for what must be answered before it.
+const SETTLE_MAX: Duration = Duration::from_secs(10);
+/// How long this worker stays for calls on HTTP servers after it has handed over; the keeper allows a little more.
+const STAY_MAX: Duration = Duration::from_mins(10);
 /// Time for the last bytes of ended streams to reach their sockets.
 const LAST_BYTES: Duration = Duration::from_millis(50);

@@ -29,6 +29,18 @@ pub enum OpenError {
         /// The newest that is known here.
         known: u32,
     },
+    /// An older binary wrote it, and nothing is to be changed now.
+    #[error(
+        "ledger `{path}` has schema version {found}; this mainstay would bring it to {known}, which it does at a start"
+    )]
+    Older {
+        /// The file.
+        path: PathBuf,
+        /// The version in the file.
+        found: u32,
+        /// The version that is written here.
+        known: u32,
+    },
     /// It is some other program's database.
     #[error("`{path}` is a database of another program")]
     Alien {

@@ -22,7 +22,7 @@ mod stored;
 mod write;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mainstay_core::audit::AuditEntry;
@@ -74,6 +74,16 @@ impl Store {
             Place::Sqlite(path) => SqliteStore::open(path, keyring).map(Self::Sqlite),
             Place::Memory => Ok(Self::Memory(MemoryStore::new())),
         }
+    }
+
+    /// Looks whether this program could go on with the ledger at `path` just as it is: of the schema that is written here,
+    /// and under these keys. Changes nothing, and blocks the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// An [`OpenError`]: [`OpenError::Newer`] and [`OpenError::Older`] for another schema.
+    pub fn rehearse(path: &Path, keyring: &Keyring) -> Result<(), OpenError> {
+        sqlite::rehearse(path, keyring)
     }
 
     /// A second writer on the same ledger, as another process would be: it has no epoch yet, and once it begins one

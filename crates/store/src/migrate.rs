@@ -53,6 +53,11 @@ pub(crate) fn migrate(connection: &mut Connection, steps: &[&str]) -> Result<(),
     Ok(())
 }
 
+/// The version of a ledger's schema, and the newest that is known here.
+pub(crate) fn versions(connection: &Connection) -> Result<(u32, u32), Refused> {
+    Ok((version(connection)?, u32::try_from(STEPS.len()).unwrap_or(u32::MAX)))
+}
+
 /// The version of a ledger's schema; 0 if there is none.
 fn version(connection: &Connection) -> Result<u32, Refused> {
     let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;

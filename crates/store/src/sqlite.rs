@@ -22,6 +22,7 @@ use mainstay_core::time::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
+pub(crate) use self::connect::rehearse;
 use self::database::Database;
 use self::reader::{Read, Reader};
 use self::writer::{Batched, Job, Writer, unavailable};

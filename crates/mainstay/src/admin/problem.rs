@@ -26,6 +26,8 @@ pub(super) enum Code {
     BodyTooLarge,
     /// More than one session has this ref.
     RefAmbiguous,
+    /// A reload or an upgrade can't be done; nothing was changed.
+    HandoverRefused,
     /// The worker takes no new work.
     NotReady,
     /// This can't be answered now.
@@ -89,13 +91,14 @@ impl From<Refused> for Problem {
 
 impl Code {
     #[cfg(test)]
-    const OWN: [Self; 8] = [
+    const OWN: [Self; 9] = [
         Self::Unauthorized,
         Self::NotFound,
         Self::MethodNotAllowed,
         Self::RequestInvalid,
         Self::BodyTooLarge,
         Self::RefAmbiguous,
+        Self::HandoverRefused,
         Self::NotReady,
         Self::Unavailable,
     ];
@@ -110,6 +113,7 @@ impl Code {
             Self::RequestInvalid => (StatusCode::BAD_REQUEST, "request_invalid", "the request is malformed"),
             Self::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "the body is too large"),
             Self::RefAmbiguous => (StatusCode::CONFLICT, "ref_ambiguous", "more than one session has this ref"),
+            Self::HandoverRefused => (StatusCode::CONFLICT, "handover_refused", "the gateway goes on as it was"),
             Self::NotReady => (StatusCode::SERVICE_UNAVAILABLE, "not_ready", "no new work is taken"),
             Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "this can't be answered now"),
             Self::Refused(code) => (status_of(code), code.name(), "the gateway refused it"),

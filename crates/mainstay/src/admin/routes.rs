@@ -15,7 +15,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use super::problem::{Code, Document, Problem};
 use super::request::BODY_BYTES_MAX;
 use super::token::Token;
-use super::{audit, gateway, metrics, owed, sessions};
+use super::{audit, gateway, handover, metrics, owed, sessions};
 use crate::engine::Engine;
 use crate::engine::view::{KeysView, SessionView, StatusView};
 use crate::telemetry;
@@ -175,6 +175,18 @@ pub(super) const ROUTES: &[Route] = &[
         || get(audit::list),
     )
     .asking(inline::<audit::ListQuery>),
+    order(
+        "/api/v1/reload",
+        "Put the changed configuration in force",
+        Answer::Json(202, schema::<handover::Ordered>),
+        || post(handover::reload),
+    ),
+    order(
+        "/api/v1/upgrade",
+        "Go on with the program that is installed now",
+        Answer::Json(202, schema::<handover::Ordered>),
+        || post(handover::upgrade),
+    ),
     order(
         "/api/v1/keys/rotate",
         "Sign and seal with a new key from now on; no session ends",

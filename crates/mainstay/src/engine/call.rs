@@ -63,6 +63,7 @@ impl Engine {
         let plain = request.method.answered_plain();
         let stream = self.next_streams(1);
         let mut carried = Carried(Some(self.depart(live, request, stream)?));
+        let _outstays = live.server.is_http().then(|| self.outstaying.enter());
         let first = if plain {
             tokio::time::timeout(HOLD, carried.plain_response()).await
         } else if self.settings.answer_json_within.is_zero() {

@@ -37,7 +37,7 @@ impl Engine {
     /// # Errors
     /// What the client is to be told; [`Code::http_status`] says whether inside HTTP 200.
     pub async fn open(self: &Arc<Self>, caller: &Caller, served: &Served, params: Bytes) -> Result<Welcome, Refused> {
-        let _opening = self.openings.begin();
+        let _opening = self.openings.enter();
         self.census.enter(&caller.principal)?;
         let started = self.now();
         let opened = self.open_counted(caller, served, params).await;

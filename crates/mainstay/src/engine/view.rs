@@ -14,6 +14,7 @@ use mainstay_upstream::Reach;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::engine::handover::HandoverView;
 use crate::engine::live::Live;
 use crate::engine::{Engine, Refused};
 
@@ -30,6 +31,10 @@ pub struct Facts {
     pub admin: String,
     /// The settings in force.
     pub knobs: Vec<KnobView>,
+    /// The keeper's version.
+    pub keeper_version: String,
+    /// How the last handover went.
+    pub handover: Option<HandoverView>,
     /// What each server last said of itself.
     pub cards: DashMap<ServerName, Bytes>,
 }
@@ -55,6 +60,8 @@ pub struct StatusView {
     pub sessions: SessionsView,
     /// The ledger's counters.
     pub ledger: LedgerView,
+    /// How the last reload or upgrade went; null if there was none since the gateway was started.
+    pub handover: Option<HandoverView>,
 }
 
 /// The keeper process.
@@ -62,6 +69,8 @@ pub struct StatusView {
 pub struct KeeperView {
     /// Its process id.
     pub pid: u32,
+    /// The version of its program.
+    pub version: String,
 }
 
 /// The worker process.
@@ -178,7 +187,7 @@ impl Engine {
         StatusView {
             version: env!("CARGO_PKG_VERSION"),
             ready: self.is_ready(),
-            keeper: KeeperView { pid: self.facts.keeper_pid },
+            keeper: KeeperView { pid: self.facts.keeper_pid, version: self.facts.keeper_version.clone() },
             worker: WorkerView {
                 pid: std::process::id(),
                 number: self.facts.worker_number,
@@ -201,6 +210,7 @@ impl Engine {
                 rows_refused: counters.rows_refused,
                 queue_depth: counters.queue_depth,
             },
+            handover: self.facts.handover.clone(),
         }
     }
 

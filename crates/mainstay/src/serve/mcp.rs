@@ -261,10 +261,9 @@ fn respond(front: &Arc<Front>, live: &Arc<Live>, reply: Reply) -> Response<Answe
     match reply {
         Reply::Json(message) => reply::json(StatusCode::OK, message),
         Reply::Stream(reader) => {
-            // A session that ends finishes its streams with a last message; only a drain cuts them.
+            // A session that ends finishes its streams with a last message; only a drain and a handover cut them.
             let reading = front.engine.reading(live);
-            let front = Arc::clone(front);
-            reply::events(reader, reading, async move { front.engine.closing().await })
+            reply::events(reader, reading, Arc::clone(&front.engine).cut(Arc::clone(live)))
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Opening the file: private, whole, of a known schema, and written with our keys.
 
+use std::cmp::Ordering;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -18,11 +19,7 @@ pub(super) fn writer(path: &Path, ring: &Keyring) -> Result<Connection, OpenErro
     let mut connection = connection(path)?;
     let attempt = |attempt| failed(attempt, path);
     pragmas(&connection).map_err(attempt("configure"))?;
-    migrate::migrate(&mut connection, STEPS).map_err(|refused| match refused {
-        Refused::Newer { found, known } => OpenError::Newer { path: path.to_owned(), found, known },
-        Refused::Alien => OpenError::Alien { path: path.to_owned() },
-        Refused::Sqlite(error) => failed("migrate", path)(error),
-    })?;
+    migrate::migrate(&mut connection, STEPS).map_err(|refused| unusable(refused, path))?;
     examine(&connection, path)?;
     agree(&connection, path, ring)?;
     for suffix in ["", "-wal", "-shm"] {
@@ -42,6 +39,32 @@ pub(super) fn reader(path: &Path) -> Result<Connection, OpenError> {
     let configured = pragmas(&connection).and_then(|()| connection.pragma_update(None, "query_only", true));
     configured.map_err(failed("configure", path))?;
     Ok(connection)
+}
+
+/// Checks that the ledger is of the newest schema and belongs to `ring`, without changing anything.
+pub(crate) fn rehearse(path: &Path, ring: &Keyring) -> Result<(), OpenError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(failed("open", path))?;
+    let wait = std::time::Duration::from_millis(BUSY_TIMEOUT_MS);
+    connection.busy_timeout(wait).map_err(failed("configure", path))?;
+    let (found, known) = migrate::versions(&connection).map_err(|refused| unusable(refused, path))?;
+    match found.cmp(&known) {
+        Ordering::Greater => return Err(OpenError::Newer { path: path.to_owned(), found, known }),
+        Ordering::Less => return Err(OpenError::Older { path: path.to_owned(), found, known }),
+        Ordering::Equal => {}
+    }
+    match belongs(&connection, ring).map_err(failed("examine", path))? {
+        true => Ok(()),
+        false => Err(OpenError::OtherKeys { path: path.to_owned() }),
+    }
+}
+
+fn unusable(refused: Refused, path: &Path) -> OpenError {
+    match refused {
+        Refused::Newer { found, known } => OpenError::Newer { path: path.to_owned(), found, known },
+        Refused::Alien => OpenError::Alien { path: path.to_owned() },
+        Refused::Sqlite(error) => failed("migrate", path)(error),
+    }
 }
 
 /// Makes the file private before SQLite knows it; its companions take its mode.

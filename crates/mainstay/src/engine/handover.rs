@@ -1,0 +1,129 @@
+//! How this worker gives way to the next one, with nothing lost on the way (T1–T4).
+//!
+//! A handover is a tidy crash. The next worker restores every session from the ledger as it always does; what this one
+//! does is to bring each request that it has taken to a point at which it can be left. A call on a child becomes a stream
+//! that its client takes up again at the next worker, where the answer arrives (C8). A call on an HTTP server can be
+//! answered by nobody else: this worker stays for it, and for nothing else, until it is over or the bound is reached.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainstay_core::time::Timestamp;
+use mainstay_keeper::{Handover, HandoverOutcome};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::engine::live::Live;
+use crate::engine::{Engine, QUIET_POLL};
+
+/// Whether a handover that was asked for takes place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// The next worker comes.
+    Yes,
+    /// The settings are what they were.
+    Unchanged,
+}
+
+/// How the last handover went.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct HandoverView {
+    /// `succeeded`, or `not_succeeded`: then everything is as it was before.
+    pub outcome: &'static str,
+    /// `upgrade`, or `reload` of the settings alone.
+    pub kind: &'static str,
+    /// When it began (RFC 3339).
+    pub at: String,
+    /// The version of the gateway before it.
+    pub from_version: String,
+    /// The version after it, or what it would have been; null if that is not known.
+    pub to_version: Option<String>,
+    /// Why it did not succeed.
+    pub reason: Option<String>,
+}
+
+impl HandoverView {
+    /// What the keeper knows of it.
+    pub fn of(handover: Handover) -> Self {
+        let said = |text: String| (!text.is_empty()).then_some(text);
+        Self {
+            outcome: match handover.outcome {
+                HandoverOutcome::Succeeded => "succeeded",
+                HandoverOutcome::NotSucceeded => "not_succeeded",
+            },
+            kind: if handover.upgrade { "upgrade" } else { "reload" },
+            at: Timestamp::from_unix_millis(handover.at_unix_ms).to_string(),
+            from_version: handover.from_version,
+            to_version: said(handover.to_version),
+            reason: said(handover.reason),
+        }
+    }
+}
+
+impl Engine {
+    /// Asks the keeper for another worker: of the program that is installed now with `upgrade`, else of the same one
+    /// with the settings as they are read now. Resolves once the handover has begun.
+    ///
+    /// # Errors
+    /// Why it does not take place; nothing has changed then.
+    pub async fn succeed(&self, upgrade: bool) -> Result<Begun, String> {
+        match self.custody.succeed(upgrade).await {
+            Ok(()) => Ok(Begun::Yes),
+            Err(refused) => Err(refused.reason),
+        }
+    }
+
+    /// Whether this worker is giving way to the next one.
+    pub fn hands_over(&self) -> bool {
+        self.handing.is_set()
+    }
+
+    /// Stops taking new work, once no session is being opened, or `patience` is at its end. Connections, listening streams
+    /// and the streams of calls on children see it by themselves.
+    pub(crate) async fn begin_handover(&self, patience: Duration) {
+        self.until(patience, || self.openings.count() == 0).await;
+        self.handing.set();
+        self.stopping.set();
+    }
+
+    /// Waits until `settled`, for `patience` at most; `true` if it came to that.
+    pub(crate) async fn until(&self, patience: Duration, settled: impl Fn() -> bool) -> bool {
+        let waiting = async {
+            while !settled() {
+                tokio::time::sleep(QUIET_POLL).await;
+            }
+        };
+        tokio::time::timeout(patience, waiting).await.is_ok()
+    }
+
+    /// How many requests wait for the answer of an HTTP server: those stay with this worker.
+    pub(crate) fn outstaying(&self) -> usize {
+        self.outstaying.count()
+    }
+
+    /// Makes everything that is known durable. From here on this worker writes nothing.
+    pub(crate) async fn leave_ledger(&self) {
+        if let Err(error) = self.store.flush().await {
+            tracing::warn!(error = %error, "the last hints could not be written");
+        }
+        self.left.set();
+    }
+
+    /// Closes what is still open: clients come back to the next worker.
+    pub(crate) fn close(&self) {
+        self.closing.set();
+    }
+
+    /// Resolves once the next worker is to be asked, or nobody.
+    pub async fn given_way(&self) {
+        tokio::select! {
+            () = self.closing() => {}
+            () = self.handing.wait() => {}
+        }
+    }
+
+    /// Resolves once the response that carries a stream of `live` is to end although the stream goes on.
+    pub async fn cut(self: Arc<Self>, live: Arc<Live>) {
+        if live.server.is_http() { self.closing().await } else { self.given_way().await }
+    }
+}
