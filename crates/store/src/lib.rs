@@ -10,6 +10,7 @@
 mod codec;
 mod counters;
 mod error;
+pub mod journal;
 pub mod keys;
 mod memory;
 mod migrate;
