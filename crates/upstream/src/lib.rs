@@ -27,6 +27,7 @@ mod http;
 mod kept;
 mod link;
 mod notice;
+mod pending;
 mod server;
 mod settle;
 mod task;

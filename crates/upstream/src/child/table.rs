@@ -3,7 +3,7 @@
 //! A call is open from the moment that it is written until it is settled, and so is its answer kept, wherever that is by
 //! then. What is open is what a later worker can still be asked for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,13 +17,13 @@ use super::oversize::Lost;
 use super::parked::Parked;
 use super::slot::{Delivery, Slot};
 use crate::dialect;
+use crate::pending::{self, Pending, Ticket};
 use crate::wire;
 
 /// The calls of one child, and the frames that are not dealt with yet.
 #[derive(Default)]
 pub(super) struct Table {
-    pending: HashMap<Box<str>, Entry>,
-    registered: u64,
+    pending: Pending<Arc<Slot>>,
     /// The open calls; with the frame of the answer, once that is here.
     open: BTreeMap<StreamId, Option<u64>>,
     /// Open calls that nobody waits for any more, until the next tick.
@@ -33,20 +33,10 @@ pub(super) struct Table {
     pub(super) end: Option<End>,
 }
 
-/// A call that waits.
-struct Entry {
-    slot: Arc<Slot>,
-    order: u64,
-    /// Whether messages that name no call may go to this one.
-    may_stream: bool,
-    stream: Option<StreamId>,
-    id: Bytes,
-}
-
 /// A place in the table.
 pub(super) struct Place {
     pub(super) slot: Arc<Slot>,
-    pub(super) key: Box<str>,
+    ticket: Ticket,
     /// The call, if it is one that later workers can be asked for.
     pub(super) call: Option<StreamId>,
 }
@@ -58,11 +48,7 @@ pub(super) enum Rejoined {
 }
 
 /// Whose a message that is no answer is.
-pub(super) enum Owner {
-    Call(Arc<Slot>),
-    Session,
-    Nobody,
-}
+pub(super) type Owner = pending::Owner<Arc<Slot>>;
 
 /// The name of the call with that stream in the keeper's custody.
 pub(super) fn tag_of(stream: StreamId) -> CallTag {
@@ -86,18 +72,15 @@ impl Table {
     /// Waits for the answer with the raw id `id`. A call is open from here on. `None` if the child has ended or the id is
     /// taken.
     pub(super) fn register(&mut self, id: Bytes, may_stream: bool) -> Option<Place> {
-        let key: Box<str> = wire::id_text(&id).into();
-        if self.end.is_some() || self.pending.contains_key(&key) {
+        if self.end.is_some() {
             return None;
         }
-        self.registered += 1;
-        let (slot, stream) = (Arc::new(Slot::default()), RoutedId::decode(&id).map(|routed| routed.stream));
-        if let Some(stream) = stream {
-            self.open.entry(stream).or_insert(None);
+        let (slot, call) = (Arc::new(Slot::default()), RoutedId::decode(&id).map(|routed| routed.stream));
+        let ticket = self.pending.register(id, may_stream, Arc::clone(&slot))?;
+        if let Some(call) = call {
+            self.open.entry(call).or_insert(None);
         }
-        let entry = Entry { slot: Arc::clone(&slot), order: self.registered, may_stream, stream, id };
-        self.pending.insert(key.clone(), entry);
-        Some(Place { slot, key, call: stream })
+        Some(Place { slot, ticket, call })
     }
 
     /// The call of an earlier worker: its answer, or a place to wait for it. `None` if no answer can come.
@@ -110,10 +93,7 @@ impl Table {
 
     /// Whoever waited in `place` does so no longer; with `done`, the answer was taken.
     pub(super) fn leave(&mut self, place: &Place, done: bool) {
-        // The key may be another call's by now, in theory.
-        if self.pending.get(&place.key).is_some_and(|entry| Arc::ptr_eq(&entry.slot, &place.slot)) {
-            self.pending.remove(&place.key);
-        }
+        self.pending.leave(&place.ticket);
         for number in place.slot.close() {
             self.acks.delivered(number);
         }
@@ -157,15 +137,15 @@ impl Table {
     /// The child has ended.
     pub(super) fn finish(&mut self, end: End) {
         self.end = Some(end);
-        self.pending.drain().for_each(|(_, entry)| entry.slot.push(Delivery::Gone));
+        self.pending.drain().for_each(|entry| entry.slot.push(Delivery::Gone));
     }
 
     /// Gives an answer to its call, or parks it for one of an earlier worker. False if it is nobody's.
     pub(super) fn place_response(&mut self, number: u64, scanned: &Envelope, bytes: &Bytes, epoch: u64) -> bool {
         let Some(id) = wire::id_of(scanned, bytes) else { return self.place_nameless(number, bytes) };
         let earlier = RoutedId::decode(id).map(|routed| routed.stream).filter(|stream| stream.epoch < epoch);
-        let entry = self.pending.remove(&*wire::id_text(id));
-        if let Some(entry) = entry.or_else(|| self.take_pending(earlier?)) {
+        let entry = self.pending.take(&wire::id_text(id));
+        if let Some(entry) = entry.or_else(|| self.pending.take_call(earlier?)) {
             let number = (!self.answered(entry.stream, number)).then_some(number);
             entry.slot.push(Delivery::Response { bytes: bytes.clone(), number });
             return true;
@@ -173,13 +153,6 @@ impl Table {
         let Some(call) = earlier.filter(|_| self.answered(earlier, number)) else { return false };
         self.parked.park(call, number, bytes);
         true
-    }
-
-    /// Who waits for a call of an earlier worker, under whatever id: the client that came back may have spelled its own
-    /// otherwise.
-    fn take_pending(&mut self, call: StreamId) -> Option<Entry> {
-        let key = self.pending.iter().find(|(_, entry)| entry.stream == Some(call)).map(|(key, _)| key.clone())?;
-        self.pending.remove(&key)
     }
 
     /// Keeps the frame as long as the call is open. False if the call is not open, or is answered already.
@@ -195,19 +168,18 @@ impl Table {
 
     /// An error without an id answers the only call there is, if there is only one.
     fn place_nameless(&mut self, number: u64, bytes: &Bytes) -> bool {
-        let mut waiting = self.pending.values();
-        let Some(entry) = waiting.next() else {
+        if self.pending.count() == 0 {
             // Of a call that nobody has come back for only that much is known: nothing else will come of it.
             if let [call] = self.unanswered()[..] {
                 self.settle(call);
             }
             return false;
+        }
+        let Some((entry, bytes)) = self.pending.take_only(|id| dialect::answer_with_id(bytes, id)) else {
+            return false;
         };
-        let (None, Some(bytes)) = (waiting.next(), dialect::answer_with_id(bytes, &entry.id)) else { return false };
-        let (slot, call) = (Arc::clone(&entry.slot), entry.stream);
-        let number = (!self.answered(call, number)).then_some(number);
-        slot.push(Delivery::Response { bytes: bytes.into(), number });
-        self.pending.clear();
+        let number = (!self.answered(entry.stream, number)).then_some(number);
+        entry.slot.push(Delivery::Response { bytes: bytes.into(), number });
         true
     }
 
@@ -217,14 +189,14 @@ impl Table {
             Lost::Unasked => {}
             Lost::AnswerTo(id) => {
                 let call = stream_in(id);
-                if let Some(entry) = self.pending.remove(id).or_else(|| self.take_pending(call?)) {
+                if let Some(entry) = self.pending.take(id).or_else(|| self.pending.take_call(call?)) {
                     entry.slot.push(Delivery::Oversize);
                 }
                 call.into_iter().for_each(|call| self.settle(call));
             }
             // Whose answer it was can't be told, and nobody may wait for it for ever.
             Lost::Unknown => {
-                self.pending.drain().for_each(|(_, entry)| entry.slot.push(Delivery::Oversize));
+                self.pending.drain().for_each(|entry| entry.slot.push(Delivery::Oversize));
                 self.unanswered().into_iter().for_each(|call| self.settle(call));
             }
         }
@@ -232,7 +204,7 @@ impl Table {
 
     /// Whether a call with that id, by its text, is without an answer.
     pub(super) fn awaits(&self, id: &str) -> bool {
-        self.pending.contains_key(id) || stream_in(id).is_some_and(|call| self.open.get(&call) == Some(&None))
+        self.pending.awaits(id) || stream_in(id).is_some_and(|call| self.open.get(&call) == Some(&None))
     }
 
     fn unanswered(&self) -> Vec<StreamId> {
@@ -240,30 +212,7 @@ impl Table {
     }
 
     pub(super) fn owner_of(&self, scanned: &Envelope, message: &[u8]) -> Owner {
-        match scanned.method_name(message).as_deref() {
-            Some("notifications/progress") => {
-                let token =
-                    scanned.params.as_ref().and_then(|params| envelope::member(message, params, "progressToken"));
-                let stream = token.and_then(|span| RoutedId::decode(&message[span])).map(|routed| routed.stream);
-                let newest = self.newest(|entry| stream.is_some() && entry.stream == stream);
-                // Progress of a call that is answered is too late for anybody (R7).
-                newest.map_or(Owner::Nobody, Owner::Call)
-            }
-            // These are the session's, whatever is in flight.
-            Some(
-                "notifications/tools/list_changed"
-                | "notifications/prompts/list_changed"
-                | "notifications/resources/list_changed"
-                | "notifications/resources/updated",
-            ) => Owner::Session,
-            // Over one pipe nothing says which call a message is about; the newest one most likely asked for it.
-            Some(_) | None => self.newest(|entry| entry.may_stream).map_or(Owner::Session, Owner::Call),
-        }
-    }
-
-    fn newest(&self, fits: impl Fn(&Entry) -> bool) -> Option<Arc<Slot>> {
-        let fitting = self.pending.values().filter(|entry| fits(entry));
-        fitting.max_by_key(|entry| entry.order).map(|entry| Arc::clone(&entry.slot))
+        self.pending.owner_of(scanned, message)
     }
 
     /// Lets go of answers that nobody has taken, if there are so many that the child might have to wait for them: first

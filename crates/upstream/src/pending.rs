@@ -1,0 +1,187 @@
+//! The calls that wait for what comes over one channel that they all share: a child's standard output, or the one event
+//! stream of the HTTP+SSE transport. It tells whose each message is. No waiting and no IO.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use mainstay_core::call::{RoutedId, StreamId};
+use mainstay_core::wire::envelope::{self, Envelope};
+
+use crate::wire;
+
+/// The calls that wait, each with the slot `S` that its messages go to.
+#[derive(Debug)]
+pub(crate) struct Pending<S> {
+    entries: HashMap<Box<str>, Entry<S>>,
+    registered: u64,
+}
+
+/// A call that waits.
+#[derive(Debug)]
+pub(crate) struct Entry<S> {
+    /// Where its messages go.
+    pub(crate) slot: S,
+    /// The call, unless it is a request of the link's own.
+    pub(crate) stream: Option<StreamId>,
+    /// The raw id under which its answer comes.
+    pub(crate) id: Bytes,
+    order: u64,
+    /// Whether messages that name no call may go to this one.
+    may_stream: bool,
+}
+
+/// The proof of a place among the calls that wait.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    key: Box<str>,
+    order: u64,
+}
+
+/// Whose a message that is no answer is.
+pub(crate) enum Owner<S> {
+    Call(S),
+    Session,
+    Nobody,
+}
+
+impl<S: Clone> Pending<S> {
+    /// Waits for the answer with the raw id `id`. `None` if somebody waits for that already.
+    pub(crate) fn register(&mut self, id: Bytes, may_stream: bool, slot: S) -> Option<Ticket> {
+        let key: Box<str> = wire::id_text(&id).into();
+        if self.entries.contains_key(&key) {
+            return None;
+        }
+        self.registered += 1;
+        let (order, stream) = (self.registered, stream_of(&id));
+        self.entries.insert(key.clone(), Entry { slot, stream, id, order, may_stream });
+        Some(Ticket { key, order })
+    }
+
+    /// Whoever has the ticket waits no longer.
+    pub(crate) fn leave(&mut self, ticket: &Ticket) {
+        // The key may be another call's by now, in theory.
+        if self.entries.get(&ticket.key).is_some_and(|entry| entry.order == ticket.order) {
+            self.entries.remove(&ticket.key);
+        }
+    }
+
+    /// Takes out the call that waits for an answer with this id, by its text.
+    pub(crate) fn take(&mut self, id: &str) -> Option<Entry<S>> {
+        self.entries.remove(id)
+    }
+
+    /// Takes out `call`, under whatever id: the client that came back for it may have spelled its own otherwise.
+    pub(crate) fn take_call(&mut self, call: StreamId) -> Option<Entry<S>> {
+        let key = self.entries.iter().find(|(_, entry)| entry.stream == Some(call)).map(|(key, _)| key.clone())?;
+        self.entries.remove(&key)
+    }
+
+    /// Takes out the only call that waits, if there is only one, with what `answer` makes of its id: an error that names
+    /// no request is about that.
+    pub(crate) fn take_only<T>(&mut self, answer: impl FnOnce(&Bytes) -> Option<T>) -> Option<(Entry<S>, T)> {
+        let (key, entry) = self.entries.iter().next().filter(|_| self.entries.len() == 1)?;
+        let (key, answer) = (key.clone(), answer(&entry.id)?);
+        Some((self.entries.remove(&key)?, answer))
+    }
+
+    /// Takes out all of them.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Entry<S>> {
+        self.entries.drain().map(|(_, entry)| entry)
+    }
+
+    /// Whether a call waits for an answer with this id, by its text.
+    pub(crate) fn awaits(&self, id: &str) -> bool {
+        self.entries.contains_key(id)
+    }
+
+    /// How many wait.
+    pub(crate) fn count(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whose `message` is, if it is no answer.
+    pub(crate) fn owner_of(&self, scanned: &Envelope, message: &[u8]) -> Owner<S> {
+        match scanned.method_name(message).as_deref() {
+            Some("notifications/progress") => {
+                let token =
+                    scanned.params.as_ref().and_then(|params| envelope::member(message, params, "progressToken"));
+                let stream = token.and_then(|span| stream_of(&message[span]));
+                let newest = self.newest(|entry| stream.is_some() && entry.stream == stream);
+                // Progress of a call that is answered is too late for anybody (R7).
+                newest.map_or(Owner::Nobody, Owner::Call)
+            }
+            // These are the session's, whatever is in flight.
+            Some(
+                "notifications/tools/list_changed"
+                | "notifications/prompts/list_changed"
+                | "notifications/resources/list_changed"
+                | "notifications/resources/updated",
+            ) => Owner::Session,
+            // Over one channel nothing says which call a message is about; the newest one most likely asked for it.
+            Some(_) | None => self.newest(|entry| entry.may_stream).map_or(Owner::Session, Owner::Call),
+        }
+    }
+
+    fn newest(&self, fits: impl Fn(&Entry<S>) -> bool) -> Option<S> {
+        let fitting = self.entries.values().filter(|entry| fits(entry));
+        fitting.max_by_key(|entry| entry.order).map(|entry| entry.slot.clone())
+    }
+}
+
+impl<S> Default for Pending<S> {
+    fn default() -> Self {
+        Self { entries: HashMap::new(), registered: 0 }
+    }
+}
+
+fn stream_of(id: &[u8]) -> Option<StreamId> {
+    RoutedId::decode(id).map(|routed| routed.stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(number: u64) -> Bytes {
+        RoutedId { stream: StreamId { epoch: 1, number }, original: Bytes::from_static(b"7") }.encode().into()
+    }
+
+    fn owner(pending: &Pending<u8>, message: &[u8]) -> Option<u8> {
+        match pending.owner_of(&envelope::scan(message).expect("a message"), message) {
+            Owner::Call(slot) => Some(slot),
+            Owner::Session => Some(0),
+            Owner::Nobody => None,
+        }
+    }
+
+    #[test]
+    fn r7_progress_goes_to_its_call_and_what_names_none_to_the_newest_that_may_stream() {
+        let mut pending = Pending::default();
+        let first = pending.register(call(1), true, 1).expect("it is new");
+        pending.register(call(2), true, 2).expect("it is new");
+        pending.register(call(3), false, 3).expect("it is new");
+        let progress = |token: &[u8]| {
+            let head = br#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":1,"progressToken":"#;
+            [&head[..], token, b"}}"].concat()
+        };
+        assert_eq!(owner(&pending, &progress(&call(1))), Some(1));
+        assert_eq!(owner(&pending, &progress(&call(4))), None);
+        assert_eq!(owner(&pending, &progress(b"7")), None);
+        assert_eq!(owner(&pending, br#"{"jsonrpc":"2.0","id":1,"method":"elicitation/create"}"#), Some(2));
+        assert_eq!(owner(&pending, br#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#), Some(0));
+        pending.leave(&first);
+        assert_eq!(owner(&pending, &progress(&call(1))), None, "too late");
+    }
+
+    #[test]
+    fn r9_an_id_is_waited_for_once_and_an_old_ticket_takes_no_newer_call_out() {
+        let mut pending = Pending::default();
+        let old = pending.register(call(1), true, 1).expect("it is new");
+        assert!(pending.register(call(1), true, 2).is_none());
+        assert_eq!(pending.take_only(|_| Some(())).map(|(entry, ())| entry.slot), Some(1));
+        pending.register(call(1), true, 3).expect("it is free again");
+        pending.leave(&old);
+        assert!(pending.awaits(&wire::id_text(&call(1))));
+        assert_eq!(pending.take_call(StreamId { epoch: 1, number: 1 }).map(|entry| entry.slot), Some(3));
+    }
+}
