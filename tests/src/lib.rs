@@ -18,6 +18,7 @@ pub mod up_h;
 pub mod up_s;
 mod upstreams;
 mod wait;
+mod wrapped;
 
 pub use binaries::{mainstay, repository, up_h as up_h_binary, up_s as up_s_binary};
 pub use gateway::{Gateway, Setup, Worker};
@@ -27,3 +28,4 @@ pub use raw::{Ended, Exchange, Outcome, RawClient, SseEvent, SseItem, SseParser}
 pub use sdk::{SdkClient, SdkKind, SdkSession};
 pub use upstreams::{StdioPeer, UpH, UpS};
 pub use wait::{wait_blocking, wait_until, within};
+pub use wrapped::Wrapped;

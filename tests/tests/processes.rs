@@ -1,7 +1,7 @@
 //! The process tree dies with the gateway, always (C1, C6, AC-06); what is chatty or large does not hurt it (AC-08).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, Proc, RawClient, Setup, UpS, children, descendants, wait_until, zombies};
+use mainstay_tests::{Gateway, Proc, RawClient, Setup, UpS, Wrapped, children, descendants, wait_until, zombies};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -176,6 +176,60 @@ async fn ac06_5_orphans_of_a_living_child_are_reaped() -> Result<()> {
     let keeper = gateway.keeper_pid()?;
     wait_until("the orphans to be reaped", BOUND, async || zombies(keeper).is_empty() && children(keeper).len() == 2)
         .await
+}
+
+/// How to be the first process of a namespace of pids on this machine, if that is permitted.
+fn namespace() -> Option<&'static [&'static str]> {
+    const WAYS: [&[&str]; 2] = [
+        &["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"],
+        &["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"],
+    ];
+    let works = |way: &&&[&str]| {
+        let tried = std::process::Command::new(way[0]).args(&way[1..]).arg("true").output();
+        tried.is_ok_and(|output| output.status.success())
+    };
+    WAYS.iter().find(works).copied()
+}
+
+#[tokio::test]
+#[expect(clippy::print_stderr, reason = "what could not be tried is to be known")]
+async fn ac06_as_the_first_process_of_a_namespace_it_reaps_and_obeys() -> Result<()> {
+    let Some(way) = namespace() else {
+        eprintln!("not run: this machine permits no namespace of pids");
+        return Ok(());
+    };
+    let up = UpS::new(&[&DEAF[..], &["--grandchild", "--daemon", "bare"]].concat())?;
+    let mut gateway = Wrapped::new(&(SHORT_DRAIN.to_owned() + &up.toml("s")?))?;
+    let mut client = None;
+    for life in 1..=2 {
+        gateway.start(way, |_| ())?;
+        let url = gateway.ready("s").await?;
+        assert_eq!(gateway.published().context("published")?["keeper"], 1, "it is the first process");
+        let unshare = gateway.pid()?;
+        for _ in 0..10 {
+            let passing = RawClient::open(&url, VERSION).await?;
+            passing.call_through("whoami", json!({})).await?.result()?;
+            assert_eq!(passing.delete().await?, 204);
+        }
+        let client = match &client {
+            Some(client) => client,
+            None => client.insert(RawClient::open(&url, VERSION).await?),
+        };
+        client.call_through("whoami", json!({})).await?.result()?;
+        wait_until("no zombie", BOUND, async || zombies(unshare).is_empty()).await?;
+        // A bare daemon is nobody's as long as the gateway lives; all of them go with it.
+        gateway.look_around();
+        let keeper = *children(unshare).first().context("the keeper is there")?;
+        if life == 1 {
+            assert!(keeper.signal(Signal::TERM));
+            assert!(gateway.wait_for_end().await?.success(), "{}", gateway.log());
+        } else {
+            assert!(keeper.kill());
+            assert!(!gateway.wait_for_end().await?.success());
+        }
+        wait_until("all of them to be gone", BOUND, async || gateway.left().is_empty()).await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]
