@@ -305,6 +305,11 @@ impl Engine {
         self.held.lock().iter().map(|(key, held)| (*key, held.open.len())).collect()
     }
 
+    /// The sessions whose children are held, with the children's labels.
+    pub(crate) fn held_labels(&self) -> Vec<(SessionKey, Vec<u8>)> {
+        self.held.lock().iter().map(|(key, held)| (*key, held.label.clone())).collect()
+    }
+
     /// The sessions whose children are held.
     pub(crate) fn held_keys(&self) -> Vec<SessionKey> {
         self.held.lock().keys().copied().collect()

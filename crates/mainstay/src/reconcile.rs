@@ -5,6 +5,7 @@ pub mod adopt;
 pub mod expire;
 pub mod note_use;
 pub mod owed;
+pub mod removed;
 pub mod suspend;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub fn start(engine: &Arc<Engine>) -> Vec<JoinHandle<()>> {
         spawn(expire::run(Arc::clone(engine))),
         spawn(owed::run(Arc::clone(engine))),
         spawn(adopt::run(Arc::clone(engine))),
+        spawn(removed::run(Arc::clone(engine))),
         spawn(suspend::run(Arc::clone(engine))),
         spawn(note_use::run(Arc::clone(engine))),
     ]

@@ -349,6 +349,18 @@ impl Store {
         }
     }
 
+    /// The servers that were configured when [`Write::Configured`] last said so; `None` if it never did.
+    ///
+    /// # Errors
+    ///
+    /// A [`StoreError`].
+    pub async fn configured(&self) -> Result<Option<Vec<ServerName>>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.configured().await,
+            Self::Memory(store) => Ok(store.configured()),
+        }
+    }
+
     /// What is known of `server` as the definition with that fingerprint. Nothing if the definition changed, if
     /// there is none, or if it can't be read.
     pub async fn card(&self, server: &ServerName, fingerprint: [u8; 32]) -> Option<ServerCard> {

@@ -149,6 +149,10 @@ impl MemoryStore {
         due
     }
 
+    pub(crate) fn configured(&self) -> Option<Vec<ServerName>> {
+        self.read().configured.clone()
+    }
+
     pub(crate) fn card(&self, server: &ServerName, fingerprint: [u8; 32]) -> Option<ServerCard> {
         self.read().cards.get(server).filter(|card| card.fingerprint == fingerprint).cloned()
     }

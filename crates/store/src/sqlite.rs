@@ -171,6 +171,10 @@ impl SqliteStore {
         self.read(move |reader| reader.owed(now, limit)).await
     }
 
+    pub(crate) async fn configured(&self) -> Result<Option<Vec<ServerName>>, StoreError> {
+        self.read(|reader| reader.configured()).await
+    }
+
     pub(crate) async fn card(&self, server: &ServerName, fingerprint: [u8; 32]) -> Option<ServerCard> {
         let name = server.clone();
         let found = self.read(move |reader| reader.card(&name, fingerprint)).await;

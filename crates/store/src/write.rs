@@ -1,7 +1,7 @@
 //! What can be written, and how durable it must be.
 
 use mainstay_core::audit::AuditEntry;
-use mainstay_core::id::SessionKey;
+use mainstay_core::id::{ServerName, SessionKey};
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
 use mainstay_core::session::Change;
 use mainstay_core::time::Timestamp;
@@ -37,6 +37,8 @@ pub enum Write {
     GiveUp(u64),
     /// What is known of a server in place of what was.
     Card(ServerCard),
+    /// The servers that are configured, whose sessions have been looked after; in place of those that were.
+    Configured(Vec<ServerName>),
     /// A line of the audit trail; its number is given by the store. It is as durable as what it rides with, and alone
     /// it is a hint.
     Audit(AuditEntry),
@@ -59,6 +61,7 @@ impl Write {
             | Self::Resume(_)
             | Self::ForgetResume(_)
             | Self::Card(_)
+            | Self::Configured(_)
             | Self::Audit(_)
             | Self::Purge { .. } => Class::Hint,
         }
@@ -78,6 +81,7 @@ impl Write {
             Self::Postpone(_) => "postpone",
             Self::GiveUp(_) => "give-up",
             Self::Card(_) => "card",
+            Self::Configured(_) => "configured",
             Self::Audit(_) => "audit",
             Self::Purge { .. } => "purge",
         }
@@ -93,6 +97,7 @@ impl Write {
             | Self::Postpone(_)
             | Self::GiveUp(_)
             | Self::Card(_)
+            | Self::Configured(_)
             | Self::Audit(_) => true,
             Self::Session(Change::End(_)) | Self::Resume(_) | Self::Purge { .. } => false,
         }
@@ -112,6 +117,7 @@ impl Write {
             | Self::Postpone(_)
             | Self::GiveUp(_)
             | Self::Card(_)
+            | Self::Configured(_)
             | Self::Purge { .. } => None,
         }
     }

@@ -8,7 +8,7 @@ use mainstay_core::id::SessionKey;
 use mainstay_core::resume::OwedDelete;
 use mainstay_core::session::{Change, Decision, Input, Refusal, Restoration, Session, State};
 use mainstay_store::{CommitError, Stored, Write};
-use mainstay_upstream::{Ending, dismiss};
+use mainstay_upstream::{Ending, dismiss, parse_label};
 
 use crate::engine::live::Live;
 use crate::engine::{Engine, Refused, refused};
@@ -217,9 +217,23 @@ impl Engine {
     /// Ends the child that an earlier worker left for a session that nobody will use again.
     pub(crate) fn dismiss_held(&self, key: SessionKey) {
         if let Some(held) = self.take_held(&key) {
-            tracing::info!(session = %key.session_ref(), pid = held.identity.pid(), "ending a child without a session");
+            tracing::info!(session = %key.session_ref(), pid = held.identity.pid(), "ending a child that no session will use");
             let custody = self.custody.clone();
             spawn(async move { dismiss(&custody, held).await });
+        }
+    }
+
+    /// Ends the children that earlier workers left of servers that are no longer defined as they were then: their sessions
+    /// get new ones, with the handshake replayed (T4, C5).
+    pub(crate) fn dismiss_redefined(&self) {
+        for (key, label) in self.held_labels() {
+            let defined = parse_label(&label).and_then(|label| {
+                let served = self.servers.get(&label.server)?;
+                Some(served.server.fingerprint() == label.fingerprint)
+            });
+            if defined != Some(true) {
+                self.dismiss_held(key);
+            }
         }
     }
 

@@ -1,5 +1,5 @@
 //! Looks after children that an earlier worker left in custody: those whose session lives wait for its return, those
-//! without a session are ended (S9, C1). A session that ends later takes its child with it by itself.
+//! without a session, and those of a server that is defined otherwise now, are ended (S9, C1, T4). A session that ends later takes its child with it by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use crate::engine::Engine;
 
 /// Goes through the held children once, holding on while the ledger cannot be read.
 pub async fn run(engine: Arc<Engine>) {
+    engine.dismiss_redefined();
     for key in engine.held_keys() {
         loop {
             match engine.store.find(key).await {

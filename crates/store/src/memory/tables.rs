@@ -25,6 +25,7 @@ pub(super) struct Tables {
     pub(super) resumes: BTreeMap<SessionKey, ResumeRecord>,
     pub(super) owed: BTreeMap<u64, OwedDelete>,
     pub(super) cards: BTreeMap<ServerName, ServerCard>,
+    pub(super) configured: Option<Vec<ServerName>>,
     pub(super) audit: BTreeMap<u64, AuditEntry>,
     /// The last number given to an owed delete. Numbers are not used twice.
     owed_last: u64,
@@ -42,6 +43,7 @@ enum Former {
     Resume(SessionKey, Option<ResumeRecord>),
     Owed(u64, Option<OwedDelete>),
     Card(ServerName, Option<ServerCard>),
+    Configured(Option<Vec<ServerName>>),
     Audit(u64, Option<AuditEntry>),
     /// The last numbers given to owed deletes and audit entries.
     Last(u64, u64),
@@ -92,6 +94,7 @@ impl Tables {
             Write::Postpone(owed) if self.owed.contains_key(&owed.id) => self.set(Former::Owed(owed.id, Some(owed))),
             Write::Postpone(_) => {}
             Write::Card(card) => self.set(Former::Card(card.server.clone(), Some(card))),
+            Write::Configured(servers) => self.set(Former::Configured(Some(servers))),
             Write::Audit(entry) => {
                 self.audit_last += 1;
                 self.set(Former::Audit(self.audit_last, Some(entry)));
@@ -202,6 +205,7 @@ impl Tables {
                 let former = replace(&mut self.cards, server.clone(), row);
                 Former::Card(server, former)
             }
+            Former::Configured(servers) => Former::Configured(std::mem::replace(&mut self.configured, servers)),
             Former::Audit(number, row) => Former::Audit(number, replace(&mut self.audit, number, row)),
             Former::Last(owed, audit) => {
                 let former = Former::Last(self.owed_last, self.audit_last);

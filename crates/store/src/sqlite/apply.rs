@@ -1,7 +1,7 @@
 //! One write as SQL, inside of a transaction that somebody else began.
 
 use mainstay_core::audit::AuditEntry;
-use mainstay_core::id::{Epoch, SessionKey};
+use mainstay_core::id::{Epoch, ServerName, SessionKey};
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
 use mainstay_core::session::{Change, SessionRecord, Tombstone};
 use mainstay_core::time::Timestamp;
@@ -43,6 +43,7 @@ impl Database {
             Write::Settle(id) | Write::GiveUp(id) => Ok(self.execute(SETTLE, [column(*id)]).map(|_| ())?),
             Write::Postpone(owed) => Ok(self.postpone(owed)?),
             Write::Card(card) => Ok(self.card(card)?),
+            Write::Configured(servers) => Ok(self.set_configured(servers)?),
             Write::Audit(entry) => Ok(self.audit(entry)?),
             Write::Purge { now } => Ok(self.purge(*now)?),
         }
@@ -71,6 +72,17 @@ impl Database {
 
     pub(super) fn set_clock(&self, clock: Timestamp) -> rusqlite::Result<()> {
         self.execute(SET_META, params!["clock", time_column(clock)]).map(|_| ())
+    }
+
+    /// The servers that were configured when that was last noted.
+    pub(super) fn configured(&self) -> rusqlite::Result<Option<Vec<ServerName>>> {
+        let text = self.first(META, ["servers"], |row| row.get::<_, String>(0))?;
+        Ok(text.map(|text| text.lines().filter_map(ServerName::parse).collect()))
+    }
+
+    fn set_configured(&self, servers: &[ServerName]) -> rusqlite::Result<()> {
+        let names: Vec<_> = servers.iter().map(ServerName::as_str).collect();
+        self.execute(SET_META, params!["servers", names.join("\n")]).map(|_| ())
     }
 
     /// Notes that the ledger belongs to `ring`, by its newest key.

@@ -188,6 +188,10 @@ impl Reader {
             .ok())
     }
 
+    pub(super) fn configured(&mut self) -> rusqlite::Result<Option<Vec<ServerName>>> {
+        self.database.configured()
+    }
+
     pub(super) fn card(&mut self, server: &ServerName, fingerprint: [u8; 32]) -> rusqlite::Result<Option<ServerCard>> {
         let found = self.database.first(CARD, [server.as_str()], |row| {
             let sealed = sealed_columns(row, 0).ok_or(Fault::Tampered);

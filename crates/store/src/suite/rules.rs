@@ -302,6 +302,21 @@ async fn u8_a_card_is_known_for_one_definition_of_its_server() {
 }
 
 #[tokio::test]
+async fn t4_the_servers_that_were_configured_are_known_as_last_noted() {
+    on_each(async |store| {
+        let names = |names: &[&str]| names.iter().filter_map(|name| ServerName::parse(name)).collect::<Vec<_>>();
+        assert_eq!(store.configured().await.unwrap(), None);
+        for noted in [names(&["files", "tickets"]), names(&[]), names(&["files"])] {
+            store.commit(vec![Write::Configured(noted.clone())]).await.unwrap();
+            assert_eq!(store.configured().await.unwrap(), Some(noted));
+        }
+        store.commit(vec![Write::Configured(names(&["x"])), end(9, 2)]).await.unwrap_err();
+        assert_eq!(store.configured().await.unwrap(), Some(names(&["files"])), "all of a commit or nothing");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn s7_a_purge_takes_what_has_outlived_its_use() {
     on_each(async |store| {
         store.commit(vec![insert(1), end(1, 2), insert(2), insert(3), Write::Resume(resume(2))]).await.unwrap();
