@@ -19,7 +19,9 @@ async fn main() -> Result<()> {
     let kills: usize = arguments.next().as_deref().unwrap_or("50").parse()?;
     let up = UpH::start().await?;
     up.order("/log", json!({"pause": true})).await?;
-    let config = format!("[session]\nmax_per_principal = 1000000\nsuspend_after = \"never\"\n{}", up.toml("h"));
+    let limits = "[limits]\ninitialize_per_minute = 0\n";
+    let session = "[session]\nmax_per_principal = 1000000\nsuspend_after = \"never\"\n";
+    let config = format!("{limits}{session}{}", up.toml("h"));
     let mut gateway = Gateway::start(&config, &[]).await?;
     many(&mut gateway, sessions).await?;
     blackout(&mut gateway, kills).await

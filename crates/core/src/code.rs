@@ -35,6 +35,8 @@ pub enum Code {
     RequestInvalid,
     /// The request's body is larger than a message may be.
     BodyTooLarge,
+    /// The request's head is larger than it may be.
+    HeadTooLarge,
     /// A named limit is reached.
     LimitReached,
     /// The gateway cannot serve this now, and can again later.
@@ -65,7 +67,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, for documentation and tests.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::SessionUnknown,
         Self::SessionMissing,
         Self::SessionDraining,
@@ -82,6 +84,7 @@ impl Code {
         Self::AnswerTooLarge,
         Self::RequestInvalid,
         Self::BodyTooLarge,
+        Self::HeadTooLarge,
         Self::LimitReached,
         Self::Unavailable,
         Self::VersionUnsupported,
@@ -116,6 +119,7 @@ impl Code {
             Self::AnswerTooLarge => "answer_too_large",
             Self::RequestInvalid => "request_invalid",
             Self::BodyTooLarge => "body_too_large",
+            Self::HeadTooLarge => "head_too_large",
             Self::LimitReached => "limit_reached",
             Self::Unavailable => "unavailable",
             Self::VersionUnsupported => "version_unsupported",
@@ -173,6 +177,7 @@ impl Code {
             ) => 400,
             (Self::AuthenticationRequired, _) => 401,
             (Self::BodyTooLarge, _) => 413,
+            (Self::HeadTooLarge, _) => 431,
             (Self::LimitReached, _) => 429,
             (Self::Unavailable, _) => 503,
             (Self::OriginRefused, _) => 403,
@@ -203,6 +208,7 @@ impl Code {
             | Self::UpstreamLostAgain
             | Self::AnswerTooLarge
             | Self::BodyTooLarge
+            | Self::HeadTooLarge
             | Self::LimitReached
             | Self::Unavailable
             | Self::VersionUnsupported

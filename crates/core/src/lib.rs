@@ -8,6 +8,7 @@ pub mod audit;
 pub mod call;
 pub mod code;
 pub mod id;
+pub mod limit;
 pub mod principal;
 pub mod resume;
 pub mod session;

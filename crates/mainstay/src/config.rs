@@ -120,6 +120,8 @@ pub struct Limits {
     pub header_bytes_max: usize,
     /// Live sessions in all.
     pub sessions_max: usize,
+    /// Sessions that one peer opens within a minute; 0 is any number.
+    pub initialize_per_minute: u32,
 }
 
 /// Who clients are (I1).
@@ -290,6 +292,7 @@ impl Default for Limits {
             body_bytes_max: BODY_BYTES_DEFAULT,
             header_bytes_max: HEADER_BYTES_DEFAULT,
             sessions_max: SESSIONS_DEFAULT,
+            initialize_per_minute: INITIALIZE_PER_MINUTE_DEFAULT,
         }
     }
 }
@@ -346,6 +349,8 @@ const STREAMS_DEFAULT: usize = 256;
 const BODY_BYTES_DEFAULT: usize = 16 * 1024 * 1024;
 const HEADER_BYTES_DEFAULT: usize = 64 * 1024;
 const SESSIONS_DEFAULT: usize = 200_000;
+/// A thousand a second: more than a fleet behind one address needs, less than what a flood could.
+const INITIALIZE_PER_MINUTE_DEFAULT: u32 = 60_000;
 const PATIENCE_DEFAULT: Duration = Duration::from_secs(10);
 
 const fn loopback(port: u16) -> SocketAddr {

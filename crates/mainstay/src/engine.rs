@@ -30,6 +30,7 @@ use mainstay_core::audit::{Action, Actor, AuditEntry};
 use mainstay_core::call::StreamId;
 use mainstay_core::code::Code;
 use mainstay_core::id::{Epoch, ServerName, SessionKey};
+use mainstay_core::limit::Limit;
 use mainstay_core::principal::Principal;
 use mainstay_core::session::{Contract, Refusal, State, Terms};
 use mainstay_core::time::Timestamp;
@@ -187,12 +188,21 @@ pub struct Refused {
     pub text: String,
     /// The server concerned, where there is one.
     pub server: Option<ServerName>,
+    /// The limit that is reached, if that is why.
+    pub limit: Option<Limit>,
+    /// When to try again, if that is known.
+    pub retry_after: Option<Duration>,
 }
 
 impl Refused {
     /// A refusal that concerns no server.
     pub fn new(code: Code, text: impl Into<String>) -> Self {
-        Self { code, text: text.into(), server: None }
+        Self { code, text: text.into(), server: None, limit: None, retry_after: None }
+    }
+
+    /// A refusal because `limit` is reached (S12); the text names it, too, for people.
+    pub fn at_limit(code: Code, limit: Limit, text: impl Into<String>) -> Self {
+        Self { limit: Some(limit), ..Self::new(code, text) }
     }
 }
 

@@ -6,8 +6,10 @@
 mod connection;
 pub mod guard;
 pub mod mcp;
+pub mod rate;
 pub mod reply;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +25,7 @@ use crate::engine::tally::Tally;
 use crate::runtime::spawn;
 use crate::serve::connection::Wire;
 use crate::serve::guard::Guard;
+use crate::serve::rate::Rate;
 use crate::serve::reply::Answer;
 
 /// What the MCP listener is told.
@@ -33,6 +36,8 @@ pub struct Front {
     pub guard: Guard,
     /// How clients prove who they are.
     pub auth: Auth,
+    /// How often one peer may open sessions.
+    pub rate: Rate,
     /// How refusals are told.
     pub terminal: TerminalStatus,
     /// The largest body, in bytes.
@@ -98,13 +103,13 @@ impl Front {
     }
 }
 
-async fn route(front: Arc<Front>, request: http::Request<Incoming>) -> http::Response<Answer> {
+async fn route(front: Arc<Front>, peer: IpAddr, request: http::Request<Incoming>) -> http::Response<Answer> {
     let _exchange = front.exchanges.enter();
     match request.uri().path() {
         "/healthz" => reply::health(true),
         "/readyz" => reply::health(front.engine.is_ready()),
         path => match path.strip_prefix("/mcp/").map(str::to_owned) {
-            Some(server) => mcp::serve(&front, &server, request).await,
+            Some(server) => mcp::serve(&front, peer, &server, request).await,
             None => mcp::nowhere(&front, request.headers()).await,
         },
     }

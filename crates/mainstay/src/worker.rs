@@ -30,7 +30,7 @@ use crate::engine::view::{Facts, KnobView};
 use crate::engine::{self, Engine, ListenStream, Served, Settings, listen};
 use crate::reconcile;
 use crate::runtime::{Clock, entropy, fill_with_entropy, spawn};
-use crate::serve::{Front, guard::Guard};
+use crate::serve::{Front, guard::Guard, rate::Rate};
 use crate::telemetry::metrics::Metrics;
 
 /// Runs the worker until the keeper tells it to drain, or is gone.
@@ -322,6 +322,7 @@ fn front(config: &Config, engine: &Arc<Engine>) -> anyhow::Result<Front> {
         },
         body_bytes_max: config.limits.body_bytes_max,
         header_bytes_max: config.limits.header_bytes_max,
+        rate: Rate::new(config.limits.initialize_per_minute),
         require_agent: config.auth.require_agent,
         exchanges: Tally::default(),
         undecided: Tally::default(),

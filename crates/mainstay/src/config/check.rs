@@ -172,6 +172,12 @@ fn at_least_one(path: &[&str], written: Option<usize>, default: usize, faults: &
 
 fn limits(table: &file::LimitsTable, faults: &mut Faults) -> Limits {
     let default = Limits::default();
+    let initialize_per_minute = table.initialize_per_minute.unwrap_or(default.initialize_per_minute);
+    if initialize_per_minute > INITIALIZE_PER_MINUTE_MAX {
+        let message = format!("{initialize_per_minute} is out of range");
+        let hint = format!("at most {INITIALIZE_PER_MINUTE_MAX}; 0 does not limit them");
+        faults.add(&["limits", "initialize_per_minute"], &message, &hint);
+    }
     let mut bounded = |name: &str, written: Option<usize>, default: usize, range: (usize, usize)| {
         let value = written.unwrap_or(default);
         if value < range.0 || value > range.1 {
@@ -190,6 +196,7 @@ fn limits(table: &file::LimitsTable, faults: &mut Faults) -> Limits {
             HEADER_BYTES_RANGE,
         ),
         sessions_max: bounded("sessions_max", table.sessions_max, default.sessions_max, SESSIONS_RANGE),
+        initialize_per_minute,
     }
 }
 
@@ -363,6 +370,7 @@ const PATIENCE_MAX: Duration = Duration::from_secs(50);
 const BODY_BYTES_RANGE: (usize, usize) = (1024, 1024 * 1024 * 1024);
 const HEADER_BYTES_RANGE: (usize, usize) = (4096, 1024 * 1024);
 const SESSIONS_RANGE: (usize, usize) = (1, 10_000_000);
+const INITIALIZE_PER_MINUTE_MAX: u32 = 1_000_000;
 /// What the gateway itself says to a server; a configured one would break the session.
 const OWN_HEADERS: &[&str] = &[
     "accept",

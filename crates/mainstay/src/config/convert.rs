@@ -57,6 +57,7 @@ fn limits(limits: &Limits) -> LimitsTable {
         body_bytes_max: Some(limits.body_bytes_max),
         header_bytes_max: Some(limits.header_bytes_max),
         sessions_max: Some(limits.sessions_max),
+        initialize_per_minute: Some(limits.initialize_per_minute),
     }
 }
 

@@ -188,6 +188,12 @@ pub const VARIABLES: &[Variable] = &[
         apply: |file, text| set(&mut file.limits.sessions_max, text),
     },
     Variable {
+        name: "MAINSTAY_LIMITS_INITIALIZE_PER_MINUTE",
+        key: Some("limits.initialize_per_minute"),
+        doc: "sessions that one peer may open within a minute; 0 does not limit them",
+        apply: |file, text| set(&mut file.limits.initialize_per_minute, text),
+    },
+    Variable {
         name: "MAINSTAY_AUTH_MODE",
         key: Some("auth.mode"),
         doc: "`none` or `token`",

@@ -101,6 +101,10 @@ pub(super) struct LimitsTable {
     /// Live sessions in all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions_max: Option<usize>,
+    /// Sessions that one peer (an IPv4 address, an IPv6 /64) may open within a minute, all at once or one after the
+    /// other; 0 does not limit them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initialize_per_minute: Option<u32>,
 }
 
 /// Who clients are.
@@ -297,6 +301,7 @@ impl File {
                 body_bytes_max: limits.body_bytes_max.or(lower.limits.body_bytes_max),
                 header_bytes_max: limits.header_bytes_max.or(lower.limits.header_bytes_max),
                 sessions_max: limits.sessions_max.or(lower.limits.sessions_max),
+                initialize_per_minute: limits.initialize_per_minute.or(lower.limits.initialize_per_minute),
             },
             auth: AuthTable {
                 mode: self.auth.mode.or(lower.auth.mode),

@@ -369,6 +369,7 @@ mod tests {
             ("[servers.a]\ncommand = \"x\"\npatience = \"2m\"\n", 3, 12, "too long", "50s"),
             ("[limits]\nbody_bytes_max = 1\n", 2, 18, "out of range", "default"),
             ("[session]\nmax_per_principal = 0\n", 2, 21, "nothing through", "1000"),
+            ("[limits]\ninitialize_per_minute = 1000001\n", 2, 25, "out of range", "0 does not limit"),
             ("listen = \n", 1, 10, "", ""),
         ] {
             let (at_line, at_column, said, hinted) = fault(text);

@@ -38,7 +38,19 @@ fn references(template: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use mainstay_core::limit::Limit;
+
     use super::*;
+
+    #[test]
+    fn s12_each_limit_has_its_own_place_and_the_name_of_a_setting() {
+        let shown = Config::with_defaults("/".into()).to_json();
+        for (place, limit) in Limit::ALL.into_iter().enumerate() {
+            assert_eq!(limit as usize, place);
+            let (table, key) = limit.name().split_once('.').unwrap();
+            assert!(shown[table][key].is_number(), "{}", limit.name());
+        }
+    }
 
     #[test]
     fn i6_only_references_of_a_value_are_shown() {

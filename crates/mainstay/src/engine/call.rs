@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::code::Code;
+use mainstay_core::limit::Limit;
 use mainstay_core::wire::envelope::{Envelope, batch, error_message, escape, member, result_message, unescape};
 use mainstay_core::wire::method::Method;
 use mainstay_upstream::{Call, Failure, Outcome, Server};
@@ -96,7 +97,8 @@ impl Engine {
         let (original, since) = (request.id(), self.now());
         let call = InFlight { client_id: original.clone(), stream, method: request.method, since };
         let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| {
-            Refused::new(Code::LimitReached, "the limit `calls_in_flight_max` of this session is reached")
+            let text = "the limit `session.calls_in_flight_max` is reached; wait until a call of this session ends";
+            Refused::at_limit(Code::LimitReached, Limit::CallsInFlight, text)
         })?;
         let routed = RoutedId { stream, original: original.clone() };
         let outgoing = rewrite::to_server(&request.message, &request.envelope, &routed);
@@ -258,7 +260,8 @@ impl Engine {
 }
 
 pub(crate) fn streams_crowded() -> Refused {
-    Refused::new(Code::LimitReached, "the limit `streams_max` of this session is reached")
+    let text = "the limit `session.streams_max` is reached; wait until a call of this session ends";
+    Refused::at_limit(Code::LimitReached, Limit::Streams, text)
 }
 
 /// The number of the call at `place` in a batch whose stream is `base`.
@@ -292,15 +295,20 @@ pub(crate) fn failed(failure: &Failure, server: &Server) -> Refused {
         Failure::Protocol { .. } => Code::OutcomeUnknown,
         Failure::Ended { .. } => Code::SessionClosed,
     };
-    Refused { code, text: failure.to_string(), server: Some(server.name.clone()) }
+    Refused { server: Some(server.name.clone()), ..Refused::new(code, failure.to_string()) }
 }
 
-/// A refusal as a JSON-RPC error under the request's own id (S13a); `error.data.mainstay` names the code.
+/// A refusal as a JSON-RPC error under the request's own id (S13a); `error.data.mainstay` names the code,
+/// `error.data.limit` the setting that is in the way (S12).
 pub fn refusal_message(id: &[u8], refusal: &Refused) -> Bytes {
     let mut data = format!("{{\"mainstay\":\"{}\"", refusal.code.name()).into_bytes();
     if let Some(server) = &refusal.server {
         data.extend_from_slice(b",\"server\":");
         data.extend_from_slice(&escape(server.as_str()));
+    }
+    if let Some(limit) = refusal.limit {
+        data.extend_from_slice(b",\"limit\":");
+        data.extend_from_slice(&escape(limit.name()));
     }
     data.push(b'}');
     let id = (!id.is_empty()).then_some(id);

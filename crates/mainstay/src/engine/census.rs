@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::code::Code;
+use mainstay_core::limit::Limit;
 use mainstay_core::principal::Principal;
 use parking_lot::Mutex;
 
@@ -42,16 +43,17 @@ impl Census {
         let mut counts = self.counts.lock();
         let own = counts.of.get(principal).copied().unwrap_or(0);
         let limit = if counts.all >= self.sessions_max {
-            Some(("limits.sessions_max", self.sessions_max))
+            Some((Limit::Sessions, self.sessions_max))
         } else if own >= self.per_principal_max {
-            Some(("session.max_per_principal", self.per_principal_max))
+            Some((Limit::SessionsOfPrincipal, self.per_principal_max))
         } else {
             None
         };
-        if let Some((name, most)) = limit {
+        if let Some((limit, most)) = limit {
+            let name = limit.name();
             let text =
                 format!("the limit `{name}` of {most} live sessions is reached; end one, or wait until one expires");
-            return Err(Refused::new(Code::LimitReached, text));
+            return Err(Refused::at_limit(Code::LimitReached, limit, text));
         }
         counts.all += 1;
         counts.of.insert(principal.clone(), own + 1);
@@ -89,8 +91,9 @@ mod tests {
         let refused = census.enter(&alice).expect_err("two are the most");
         assert_eq!(refused.code, Code::LimitReached);
         assert!(refused.text.contains("max_per_principal"), "{}", refused.text);
+        assert_eq!(refused.limit, Some(Limit::SessionsOfPrincipal));
         assert!(census.enter(&bob).is_ok());
-        assert!(census.enter(&bob).expect_err("three in all").text.contains("sessions_max"));
+        assert_eq!(census.enter(&bob).expect_err("three in all").limit, Some(Limit::Sessions));
         census.leave(&alice);
         assert!(census.enter(&bob).is_ok());
         assert_eq!(census.all(), 3);

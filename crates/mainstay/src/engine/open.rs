@@ -221,7 +221,7 @@ impl Spoken {
     fn parse_version(&self, server: &Server) -> Result<Version, Refused> {
         Version::parse(&self.0).ok_or_else(|| {
             let text = format!("server `{}` answered with a protocol version that has no sessions", server.name);
-            Refused { code: Code::ServerRejected, text, server: Some(server.name.clone()) }
+            Refused { server: Some(server.name.clone()), ..Refused::new(Code::ServerRejected, text) }
         })
     }
 }

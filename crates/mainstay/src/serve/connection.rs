@@ -6,6 +6,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -103,16 +104,18 @@ type Response = Pin<Box<dyn Future<Output = Result<http::Response<Answer>, Infal
 pub(super) async fn serve(front: &Arc<Front>, wire: Wire, undecided: Counted<'_>) {
     // Small answers must not wait for an acknowledgement; a socket that refuses the option still works.
     let _ = wire.stream.set_nodelay(true);
+    // A client that is gone already is nobody in particular.
+    let peer = wire.stream.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
     let serving = Arc::clone(front);
     let service = service_fn(move |request: http::Request<Incoming>| {
         let front = Arc::clone(&serving);
-        let response: Response = Box::pin(async move { Ok(route(front, request).await) });
+        let response: Response = Box::pin(async move { Ok(route(front, peer, request).await) });
         response
     });
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_READ_MAX)
-        .max_buf_size(front.header_bytes_max.max(HEADER_BYTES_MIN))
+        .max_buf_size(front.header_bytes_max + HEAD_SLACK_BYTES)
         .serve_connection(TokioIo::new(wire), service);
     tokio::select! {
         ended = &mut connection => return report(ended),
@@ -156,5 +159,6 @@ fn report(ended: hyper::Result<()>) {
 
 /// How long a client may take to send the head of a request.
 const HEADER_READ_MAX: Duration = Duration::from_mins(5);
-/// The smallest buffer that hyper takes.
-const HEADER_BYTES_MIN: usize = 8192;
+/// How much more than a head may have is read of one, so that its refusal can name the limit. What is longer still is
+/// refused without a word.
+const HEAD_SLACK_BYTES: usize = 64 * 1024;

@@ -1,9 +1,10 @@
 //! Who may speak to the listener at all: `Host` and `Origin` (2025-11-25, Transports, Security Warning), and the name
 //! of the agent.
 
-use http::HeaderMap;
 use http::header::{HOST, ORIGIN};
+use http::{HeaderMap, Request};
 use mainstay_core::code::Code;
+use mainstay_core::limit::Limit;
 use mainstay_core::principal::Principal;
 
 use crate::engine::{Caller, Refused};
@@ -46,6 +47,21 @@ impl Guard {
         }
         Ok(())
     }
+}
+
+/// Whether the first line and the headers of `request` take at most `bytes_max` on the wire.
+///
+/// # Errors
+/// [`Code::HeadTooLarge`].
+pub fn head_fits<T>(request: &Request<T>, bytes_max: usize) -> Result<(), Refused> {
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let first_line = request.method().as_str().len() + target + FIRST_LINE_BYTES;
+    let lines = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + LINE_BYTES);
+    if first_line + lines.sum::<usize>() <= bytes_max {
+        return Ok(());
+    }
+    let text = format!("the head of the request is larger than `{}`, {bytes_max} bytes", Limit::Head.name());
+    Err(Refused::at_limit(Code::HeadTooLarge, Limit::Head, text))
 }
 
 /// Who sends a request with these headers. `proven` is what it has proven to be; where nothing needs to be proven, its
@@ -95,6 +111,10 @@ fn is_loopback(name: &str) -> bool {
         || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
+/// What a first line has besides method and target: spaces, version, end.
+const FIRST_LINE_BYTES: usize = "  HTTP/1.1\r\n".len();
+/// What a line of the head has besides name and value.
+const LINE_BYTES: usize = ": \r\n".len();
 /// Names the agent.
 const AGENT_NAME: &str = "x-agent-name";
 const AGENT_NAME_BYTES_MAX: usize = 128;
@@ -125,6 +145,16 @@ mod tests {
             assert_eq!(guard.check(&headers(&[(name, value)])).is_ok(), allowed, "{name}: {value}");
         }
         assert!(guard.check(&HeaderMap::new()).is_ok());
+    }
+
+    #[test]
+    fn s12_a_head_is_measured_as_it_is_on_the_wire() {
+        let head = "POST /mcp/files?a=b HTTP/1.1\r\nhost: localhost\r\nx-agent-name: builder\r\n";
+        let request = Request::post("/mcp/files?a=b").header("host", "localhost").header("x-agent-name", "builder");
+        let request = request.body(()).expect("a request");
+        assert_eq!(head_fits(&request, head.len()), Ok(()));
+        let refused = head_fits(&request, head.len() - 1).expect_err("one byte too many");
+        assert_eq!((refused.code, refused.limit), (Code::HeadTooLarge, Some(Limit::Head)));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Checks come in the order of S4: host and origin, then who it is, then the session and its state, then the protocol
 //! version. The body is read before all but the first two, since a refusal must carry the request's id.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use hyper::body::Incoming;
 use mainstay_core::audit::Actor;
 use mainstay_core::code::Code;
 use mainstay_core::id::SessionId;
+use mainstay_core::limit::Limit;
 use mainstay_core::session::Input;
 use mainstay_core::wire::envelope::{Kind, batch, member, result_message, scan};
 use mainstay_core::wire::method::{Method, Version};
@@ -26,11 +28,11 @@ use crate::engine::{Caller, Refused, SESSION_UNKNOWN, Served};
 use crate::serve::reply::{self, Answer, SESSION_ID};
 use crate::serve::{Front, guard};
 
-/// Answers a request to the endpoint of `server`.
-pub async fn serve(front: &Arc<Front>, server: &str, request: HttpRequest<Incoming>) -> Response<Answer> {
+/// Answers a request of `peer` to the endpoint of `server`.
+pub async fn serve(front: &Arc<Front>, peer: IpAddr, server: &str, request: HttpRequest<Incoming>) -> Response<Answer> {
     let mut id = Bytes::new();
     let is_call = *request.method() == Verb::POST;
-    match answer(front, server, request, &mut id).await {
+    match answer(front, (peer, server), request, &mut id).await {
         Ok(response) => response,
         Err(Unserved::Denied(denied)) => {
             if denied == Denied::Invalid {
@@ -41,6 +43,9 @@ pub async fn serve(front: &Arc<Front>, server: &str, request: HttpRequest<Incomi
         }
         Err(Unserved::Refused(refused)) => {
             tracing::debug!(server, code = refused.code.name(), "request refused");
+            if let Some(limit) = refused.limit {
+                front.engine.metrics.refused(limit);
+            }
             if is_call && id.is_empty() {
                 reply::unaddressed(&refused, front.terminal)
             } else {
@@ -53,11 +58,14 @@ pub async fn serve(front: &Arc<Front>, server: &str, request: HttpRequest<Incomi
 /// `id` becomes the request's own raw id as soon as it is known, so that any refusal can carry it (S13a).
 async fn answer(
     front: &Arc<Front>,
-    server: &str,
+    (peer, server): (IpAddr, &str),
     request: HttpRequest<Incoming>,
     id: &mut Bytes,
 ) -> Result<Response<Answer>, Unserved> {
-    if let Err(refused) = front.guard.check(request.headers()) {
+    let admitted = guard::head_fits(&request, front.header_bytes_max)
+        .and_then(|()| front.guard.check(request.headers()))
+        .and_then(|()| if opens(request.method(), request.headers()) { take_opening(front, peer) } else { Ok(()) });
+    if let Err(refused) = admitted {
         if *request.method() == Verb::POST {
             *id = strangers_id(request.into_body()).await;
         }
@@ -75,12 +83,27 @@ async fn answer(
     let caller = guard::caller(proven, request.headers(), front.require_agent);
     let served = front.engine.served(server);
     let response = match *request.method() {
-        Verb::POST => post(front, served, caller, request, id).await,
+        Verb::POST => post(front, peer, served, caller, request, id).await,
         Verb::GET => get(front, served?, &caller?, request.headers()).await,
         Verb::DELETE => delete(front, served?, &caller?, request.headers()).await,
         _ => Err(Refused::new(Code::MethodNotAllowed, "this endpoint takes POST, GET and DELETE")),
     };
     Ok(response?)
+}
+
+/// Whether a request can only be `initialize`, or nothing that is served: a POST without a session's id. That is seen
+/// before anything is spent on it.
+fn opens(verb: &Verb, headers: &HeaderMap) -> bool {
+    *verb == Verb::POST && !headers.contains_key(SESSION_ID)
+}
+
+/// Takes an opening out of what `peer` may open (S12).
+fn take_opening(front: &Front, peer: IpAddr) -> Result<(), Refused> {
+    front.rate.take(peer, front.engine.now()).map_err(|wait| {
+        let name = Limit::Openings.name();
+        let text = format!("the limit `{name}` is reached: too many sessions were opened from this address; wait");
+        Refused { retry_after: Some(wait), ..Refused::at_limit(Code::LimitReached, Limit::Openings, text) }
+    })
 }
 
 /// Why a request is not served: nobody knows whose it is, or something is wrong with it.
@@ -115,6 +138,7 @@ async fn strangers_id(body: Incoming) -> Bytes {
 
 async fn post(
     front: &Arc<Front>,
+    peer: IpAddr,
     served: Result<&Served, Refused>,
     caller: Result<Caller, Refused>,
     request: HttpRequest<Incoming>,
@@ -134,6 +158,10 @@ async fn post(
         && !batched
     {
         if only.method == Method::Initialize {
+            // One under an old id (S13) was not seen to be one before.
+            if !opens(&head.method, &head.headers) {
+                take_opening(front, peer)?;
+            }
             return initialize(front, served, &caller, only).await;
         }
         if only.method == Method::Discover {
@@ -319,8 +347,8 @@ async fn read_body(body: Incoming, bytes_max: usize) -> Result<Bytes, Refused> {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             drain(body).await;
-            let text = format!("the body is larger than `body_bytes_max`, {bytes_max} bytes");
-            Err(Refused::new(Code::BodyTooLarge, text))
+            let text = format!("the body is larger than `{}`, {bytes_max} bytes", Limit::Body.name());
+            Err(Refused::at_limit(Code::BodyTooLarge, Limit::Body, text))
         }
         Ok(Err(_)) => Err(Refused::new(Code::RequestInvalid, "the body ended early")),
         Err(_elapsed) => Err(Refused::new(Code::RequestInvalid, "the body took too long to arrive")),

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -105,7 +106,9 @@ pub fn refusal(refused: &Refused, id: &[u8], terminal: TerminalStatus) -> Respon
     let status = StatusCode::from_u16(told.code.http_status(terminal)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(status, refusal_message(id, &told));
     if matches!(told.code, Code::Unavailable | Code::LimitReached) {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        let seconds = told.retry_after.unwrap_or(RETRY_AFTER_DEFAULT).as_millis().div_ceil(1000);
+        let value = HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX));
+        response.headers_mut().insert(RETRY_AFTER, value);
     }
     if told.code == Code::MethodNotAllowed {
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, POST, DELETE"));
@@ -175,6 +178,8 @@ pub fn health(well: bool) -> Response<Answer> {
 
 /// The header that carries a session's id (2025-11-25, Transports, Session Management).
 pub const SESSION_ID: &str = "mcp-session-id";
+/// When to try again where nobody knows.
+const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
 const CHALLENGE: HeaderValue = HeaderValue::from_static("Bearer realm=\"mainstay\"");
 const CHALLENGE_INVALID: HeaderValue = HeaderValue::from_static("Bearer realm=\"mainstay\", error=\"invalid_token\"");
 const BEARER_MISSING: &str = "send `Authorization: Bearer TOKEN`; a token in the query string is not looked at";

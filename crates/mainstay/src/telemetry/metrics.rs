@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use mainstay_core::code::Code;
 use mainstay_core::id::ServerName;
+use mainstay_core::limit::Limit;
 use mainstay_core::wire::method::Method;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -33,6 +34,8 @@ struct Inner {
     lives: Family<[Label; 2], Distribution, Bounds>,
     ended: Family<[Label; 3], Counter>,
     restores: Family<[Label; 1], Counter>,
+    /// By limit, each shown from the start.
+    refused: [Counter; Limit::ALL.len()],
 }
 
 /// A label with a name and a value that are both from bounded lists.
@@ -103,6 +106,9 @@ impl Metrics {
         registry.register("mainstay_upstream_remade", text, remade.clone());
         let text = "Sessions of servers that went on after a restart of the gateway";
         registry.register("mainstay_upstream_resumed", text, resumed.clone());
+        let refused = Family::<[Label; 1], Counter>::default();
+        registry.register("mainstay_refused", "Requests refused at a limit, by its setting", refused.clone());
+        let refused = Limit::ALL.map(|limit| refused.get_or_create_owned(&[("limit", limit.name().into())]));
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("mainstay_build", "The program that runs", build);
         let per_server = |name: &ServerName| PerServer {
@@ -112,7 +118,7 @@ impl Metrics {
             resumed: resumed.get_or_create_owned(&[("server", name.as_str().into())]),
         };
         let servers = servers.into_iter().map(|name| (name.clone(), per_server(name))).collect();
-        Self(Arc::new(Inner { registry, servers, operations, lives, ended, restores }))
+        Self(Arc::new(Inner { registry, servers, operations, lives, ended, restores, refused }))
     }
 
     /// Counts a request to `server` that was answered after `took`; `outcome` is why it failed, if it did.
@@ -143,6 +149,11 @@ impl Metrics {
     /// Counts a session that was asked for and not in memory: `resumed`, `refused` or `deferred`.
     pub fn restored(&self, result: &'static str) {
         self.0.restores.get_or_create_owned(&[("result", result.into())]).inc();
+    }
+
+    /// Counts a request that was refused because `limit` is reached.
+    pub fn refused(&self, limit: Limit) {
+        self.0.refused[limit as usize].inc();
     }
 
     /// Counts a session of `server` that was made again.
@@ -287,6 +298,7 @@ mod tests {
         metrics.call(&name("files"), Method::ToolsCall, Duration::from_secs(9), Some(Code::OutcomeUnknown));
         metrics.ended(&name("files"), ("expired", "idle"), Duration::from_secs(100));
         metrics.restored("resumed");
+        metrics.refused(Limit::Openings);
         metrics.remade(&name("files"));
         let scrape = Scrape { sessions: vec![("live", 2), ("stored", 5)], queue_depth: 1, ..Scrape::default() };
         let text = metrics.clone().render(&scrape).unwrap();
@@ -296,6 +308,8 @@ mod tests {
             "mcp_server_session_duration_seconds_count{server=\"files\",outcome=\"expired\"} 1",
             "mainstay_sessions_ended_total{server=\"files\",state=\"expired\",reason=\"idle\"} 1",
             "mainstay_restores_total{result=\"resumed\"} 1",
+            "mainstay_refused_total{limit=\"limits.initialize_per_minute\"} 1",
+            "mainstay_refused_total{limit=\"session.streams_max\"} 0",
             "mainstay_upstream_remade_total{server=\"files\"} 1",
             "mainstay_upstream_resumed_total{server=\"files\"} 0",
             "mainstay_sessions{state=\"stored\"} 5",
