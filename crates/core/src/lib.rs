@@ -12,5 +12,6 @@ pub mod limit;
 pub mod principal;
 pub mod resume;
 pub mod session;
+pub mod supervise;
 pub mod time;
 pub mod wire;

@@ -389,8 +389,13 @@ impl Engine {
         let last = served.warned_at.load(Ordering::Relaxed);
         let due = now.saturating_sub(last) >= WARN_EVERY_MS;
         // The words of a child may hold what it was given in confidence; they are in its own log.
-        let failure: &dyn std::fmt::Display =
-            if let Failure::ChildExited { exit, .. } = failure { exit } else { failure };
+        let failure: &dyn std::fmt::Display = if let Failure::ChildExited { exit, .. } = failure {
+            exit
+        } else if let Failure::Parked { cause, .. } = failure {
+            cause
+        } else {
+            failure
+        };
         if due && served.warned_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             tracing::warn!(server = %server, failure = %failure, "server fails");
         } else {

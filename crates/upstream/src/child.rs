@@ -31,8 +31,13 @@ use crate::wire::lock;
 pub use dismiss::dismiss;
 pub(crate) use dismiss::end_held;
 pub use label::{Label, parse_label};
+pub(crate) use mask::Mask;
+pub use program::OnDisk;
+pub(crate) use program::Stamp;
 pub use spawn::ALLOWED_VARIABLES;
 pub(crate) use stream::ChildStream;
+pub(crate) use supervision::Supervision;
+pub use supervision::{ChildCounts, ChildEnd, ChildSeen, LastFailure, Supervised};
 
 use end::End;
 use running::{Registration, Running, Waiting};
@@ -41,13 +46,16 @@ mod acks;
 mod dismiss;
 mod end;
 mod label;
+mod mask;
 mod oversize;
 mod parked;
+mod program;
 mod running;
 mod slot;
 mod spawn;
 mod start;
 mod stream;
+mod supervision;
 mod table;
 
 /// One client session's way to a stdio server.
@@ -64,8 +72,6 @@ struct State {
     current: Option<Current>,
     /// The process before it, which may have answered calls of earlier workers.
     previous: Option<Arc<Running>>,
-    /// Processes in a row that did not stay up.
-    failures: u32,
 }
 
 /// The process, dead or alive, and the task that reads it.
@@ -103,13 +109,15 @@ impl Child {
             let told = past.record.is_some_and(|record| record.told && record.saved_at >= spawned_at);
             let parts = (upstreams, &destination);
             let handed_over = (held.child, &held.open[..], held.events);
-            let (running, pump) = Running::start(parts, &notices, custody, handed_over);
+            let lease = destination.supervision.adopt(spawned_at);
+            let (running, pump) = Running::start(parts, &notices, custody, handed_over, (lease, None));
+            running.lease.attach(running.id, &running, None);
             if told {
                 running.mark_initialized();
             }
             Current { running, pump }
         });
-        let state = Mutex::new(State { kept, current, previous: None, failures: 0 });
+        let state = Mutex::new(State { kept, current, previous: None });
         Arc::new(Self { upstreams: Arc::clone(upstreams), destination, notices, state, flight: Flight::default() })
     }
 
@@ -233,7 +241,7 @@ impl Child {
     /// Passes on an `initialized` that the client said while the process was being started. Whichever of the two is
     /// through last finds what the other has left.
     async fn catch_up(self: &Arc<Self>) {
-        if self.alive().is_some()
+        if self.alive().is_some_and(|running| !running.is_retired())
             && let Err(error) = self.running().await
         {
             // The next call tries again before it is sent.
@@ -252,7 +260,7 @@ impl Child {
         previous.inspect(|previous| previous.settle_all());
         if let Some(current) = current {
             current.running.settle_all();
-            current.running.custody.stop(current.running.id, self.server().stop_grace).await;
+            current.running.stop().await;
         } else if let Some(current) = &lock(&self.state).current {
             current.release();
         }

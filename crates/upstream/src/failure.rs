@@ -1,5 +1,7 @@
 //! What can go wrong on the way to a server, and what it means for the call.
 
+use std::time::Duration;
+
 use mainstay_core::id::ServerName;
 
 /// What is known of a call's execution.
@@ -31,6 +33,18 @@ pub enum Failure {
         server: ServerName,
         /// What was seen.
         cause: Box<str>,
+    },
+    /// Its process does not stay up, or can't be started, and is not started again before anybody would give up (C4).
+    #[error("server `{server}` is not started now, since it does not stay up: {cause}{}; {}", last_words(words), next_try(*retry_after))]
+    Parked {
+        /// The server.
+        server: ServerName,
+        /// What was seen last. Without any word of the server's own.
+        cause: Box<str>,
+        /// The last words of its process.
+        words: Box<str>,
+        /// When the next start may be, from now.
+        retry_after: Duration,
     },
     /// The gateway itself can't do its part for now: its disk is full, or it has as many children as it may have. Nothing
     /// is wrong with the server, and nothing was sent to it; a later try may succeed.
@@ -114,6 +128,7 @@ impl Failure {
             Self::Rejected { status, .. } if *status >= 500 => Outcome::Unknown,
             Self::Rejected { .. } | Self::Unauthorized { .. } | Self::LostAgain { .. } => Outcome::Refused,
             Self::Unreachable { .. }
+            | Self::Parked { .. }
             | Self::Gateway { .. }
             | Self::ChildExited { .. }
             | Self::Configuration { .. }
@@ -123,7 +138,28 @@ impl Failure {
 
     /// Whether the server is not there for now.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable { .. })
+        matches!(self, Self::Unreachable { .. } | Self::Parked { .. })
+    }
+
+    /// After what time another try makes sense, if that is known.
+    pub fn retry_after(&self) -> Option<Duration> {
+        if let Self::Parked { retry_after, .. } = self { Some(*retry_after) } else { None }
+    }
+
+    /// What was seen, without the server's name where that is a part of its own.
+    pub(crate) fn cause(&self) -> String {
+        match self {
+            Self::Unreachable { cause, .. } | Self::OutcomeUnknown { cause, .. } => cause.to_string(),
+            Self::Configuration { problem, .. } | Self::Protocol { problem, .. } => problem.to_string(),
+            Self::Parked { .. }
+            | Self::Gateway { .. }
+            | Self::Unauthorized { .. }
+            | Self::Rejected { .. }
+            | Self::LostAgain { .. }
+            | Self::ChildExited { .. }
+            | Self::Oversize { .. }
+            | Self::Ended { .. } => self.to_string(),
+        }
     }
 
     /// The server that it is about.
@@ -131,6 +167,7 @@ impl Failure {
         match self {
             Self::OutcomeUnknown { server, .. }
             | Self::Unreachable { server, .. }
+            | Self::Parked { server, .. }
             | Self::Gateway { server, .. }
             | Self::Unauthorized { server }
             | Self::Rejected { server, .. }
@@ -142,6 +179,15 @@ impl Failure {
             | Self::Ended { server } => server,
         }
     }
+}
+
+fn last_words(words: &str) -> String {
+    if words.is_empty() { String::new() } else { format!("; its last words: {words:?}") }
+}
+
+/// Rounded up: whoever comes back then is not too early.
+fn next_try(after: Duration) -> String {
+    format!("the next try is in {} s", after.as_millis().div_ceil(1000))
 }
 
 /// How a child ended.

@@ -173,6 +173,12 @@ impl Http {
         })
     }
 
+    /// `outcome`, noted as word of whether the server can be reached.
+    pub(crate) fn noted<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+        self.destination.contacts.note(self.upstreams.now(), &outcome);
+        outcome
+    }
+
     /// See [`Link::reach`](crate::Link::reach).
     pub(crate) async fn reach(self: &Arc<Self>) -> Result<Opened, Failure> {
         self.session().await?;

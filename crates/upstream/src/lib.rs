@@ -6,7 +6,10 @@
 //! [`Notice`]s.
 
 pub use call::{Answer, AnswerStream, Call, Incoming};
-pub use child::{ALLOWED_VARIABLES, Label, dismiss, parse_label};
+pub use child::{
+    ALLOWED_VARIABLES, ChildCounts, ChildEnd, ChildSeen, Label, LastFailure, OnDisk, Supervised, dismiss, parse_label,
+};
+pub use contact::Contact;
 pub use failure::{ExitStatus, Failure, Outcome};
 pub use handshake::{Handshake, Opened};
 pub use link::{Ending, Link, Listening};
@@ -19,6 +22,7 @@ pub use upstreams::{Counts, Parts, Upstreams};
 mod call;
 mod catalogue;
 mod child;
+mod contact;
 mod dialect;
 mod failure;
 mod flight;

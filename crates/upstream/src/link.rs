@@ -78,7 +78,7 @@ impl Link {
     /// definitive. No upstream session is left behind, and a child that was started is ended with all its tree.
     pub async fn reach(&self) -> Result<Opened, Failure> {
         match &self.0 {
-            Way::Http(http) => http.reach().await,
+            Way::Http(http) => http.noted(http.reach().await),
             Way::Child(child) => child.reach().await,
         }
     }
@@ -120,7 +120,7 @@ impl Link {
     /// See [`Failure`]; its [`outcome`](Failure::outcome) says what is known of the execution.
     pub async fn call(&self, call: Call) -> Result<Answer, Failure> {
         match &self.0 {
-            Way::Http(http) => http.call(call).await,
+            Way::Http(http) => http.noted(http.call(call).await),
             Way::Child(child) => child.call(call).await,
         }
     }

@@ -104,6 +104,15 @@ impl Template {
         Ok(Secret(value))
     }
 
+    /// Each variable and file in it, filled in by itself; what can't be is left out. Reads files; holds on to nothing.
+    pub(crate) fn resolve_parts(&self, environment: &dyn Environment) -> Vec<Secret> {
+        let part = |part: &Part| match part {
+            Part::Text(_) => None,
+            Part::Variable(_) | Part::File(_) => Self(Box::new([part.clone()])).resolve(environment).ok(),
+        };
+        self.0.iter().filter_map(part).collect()
+    }
+
     /// The names of the variables and files that it depends on, in order; files as `file:PATH`.
     pub fn sources(&self) -> Vec<String> {
         let source = |part: &Part| match part {

@@ -22,6 +22,8 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::catalogue::Pages;
+use crate::child::{Mask, Stamp, Supervised, Supervision};
+use crate::contact::{Contact, Contacts};
 use crate::failure::Failure;
 use crate::server::{Reach, Server};
 use crate::template::Environment;
@@ -153,11 +155,43 @@ impl Upstreams {
             Some(known) if Arc::ptr_eq(&known.server, server) => Arc::clone(known),
             Some(_) | None => {
                 let calls = self.host(server.url());
-                let destination = Arc::new(Destination::new(Arc::clone(server), calls));
+                let destination = Arc::new(Destination::new(Arc::clone(server), calls, &self.parts));
                 destinations.insert(server.name.clone(), Arc::clone(&destination));
                 destination
             }
         }
+    }
+
+    /// What is known of the children of `server`; nothing, if it is reached by HTTP. Asks the file system for its program,
+    /// and may wait for that.
+    pub fn supervised(&self, server: &Arc<Server>) -> Supervised {
+        let program = Stamp::of(server, &*self.parts.environment);
+        self.destination(server).supervision.view(program)
+    }
+
+    /// The same for a look at the numbers: does not look at the program, and says nothing of that.
+    pub fn children(&self, server: &Arc<Server>) -> Supervised {
+        self.destination(server).supervision.view(None)
+    }
+
+    /// When `server` was last heard of, if it is reached by HTTP.
+    pub fn contact(&self, server: &Arc<Server>) -> Contact {
+        self.destination(server).contacts.view()
+    }
+
+    /// Starts of `server` are free from now on, and the children that run are ended: their calls in flight get a while,
+    /// new ones wait for the next child. Returns how many have ended, once that is known of all.
+    ///
+    /// If the future is dropped, all of them are ended all the same.
+    pub async fn restart(&self, server: &Arc<Server>) -> usize {
+        let destination = self.destination(server);
+        destination.supervision.lift();
+        destination.supervision.retire().await
+    }
+
+    /// `text` without what `server` is given in confidence. May read files.
+    pub fn masked(&self, server: &Server, text: &str) -> String {
+        Mask::of(server, &*self.parts.environment).apply(text)
     }
 
     /// The bound of calls in flight to the host of `url`.
@@ -196,6 +230,10 @@ pub(crate) struct Destination {
     pub(crate) server: Arc<Server>,
     pub(crate) fingerprint: [u8; 32],
     pub(crate) calls: Arc<Semaphore>,
+    /// Its children, if it has any.
+    pub(crate) supervision: Arc<Supervision>,
+    /// When it was last heard of, if it is reached by HTTP.
+    pub(crate) contacts: Contacts,
     resolved: ArcSwapOption<Resolved>,
 }
 
@@ -206,9 +244,15 @@ pub(crate) struct Resolved {
 }
 
 impl Destination {
-    fn new(server: Arc<Server>, calls: Arc<Semaphore>) -> Self {
-        let fingerprint = server.fingerprint();
-        Self { server, fingerprint, calls, resolved: ArcSwapOption::empty() }
+    fn new(server: Arc<Server>, calls: Arc<Semaphore>, parts: &Parts) -> Self {
+        Self {
+            fingerprint: server.fingerprint(),
+            server,
+            calls,
+            supervision: Supervision::new(parts),
+            contacts: Contacts::default(),
+            resolved: ArcSwapOption::empty(),
+        }
     }
 
     /// The headers of a POST. Resolved at most [`RESOLVED_FOR`] ago.

@@ -284,7 +284,7 @@ pub(crate) fn failed(failure: &Failure, server: &Server) -> Refused {
         // A handler that crashed answers 5xx, too: it may have done its work before.
         Failure::Rejected { .. } if failure.outcome() == Outcome::Unknown => Code::OutcomeUnknown,
         Failure::OutcomeUnknown { .. } => Code::OutcomeUnknown,
-        Failure::Unreachable { .. } => Code::ServerUnreachable,
+        Failure::Unreachable { .. } | Failure::Parked { .. } => Code::ServerUnreachable,
         // The fault is the gateway's own: nothing is said against the server, and a later try may succeed.
         Failure::Gateway { .. } => Code::Unavailable,
         Failure::Unauthorized { .. } => Code::AuthenticationNeeded,
@@ -295,11 +295,13 @@ pub(crate) fn failed(failure: &Failure, server: &Server) -> Refused {
         Failure::Protocol { .. } => Code::OutcomeUnknown,
         Failure::Ended { .. } => Code::SessionClosed,
     };
-    Refused { server: Some(server.name.clone()), ..Refused::new(code, failure.to_string()) }
+    let retry_after = failure.retry_after();
+    Refused { server: Some(server.name.clone()), retry_after, ..Refused::new(code, failure.to_string()) }
 }
 
 /// A refusal as a JSON-RPC error under the request's own id (S13a); `error.data.mainstay` names the code,
-/// `error.data.limit` the setting that is in the way (S12).
+/// `error.data.limit` the setting that is in the way (S12), `error.data.retry_after_ms` when another try makes sense, if
+/// that is known.
 pub fn refusal_message(id: &[u8], refusal: &Refused) -> Bytes {
     let mut data = format!("{{\"mainstay\":\"{}\"", refusal.code.name()).into_bytes();
     if let Some(server) = &refusal.server {
@@ -309,6 +311,9 @@ pub fn refusal_message(id: &[u8], refusal: &Refused) -> Bytes {
     if let Some(limit) = refusal.limit {
         data.extend_from_slice(b",\"limit\":");
         data.extend_from_slice(&escape(limit.name()));
+    }
+    if let Some(after) = refusal.retry_after {
+        data.extend_from_slice(format!(",\"retry_after_ms\":{}", after.as_millis()).as_bytes());
     }
     data.push(b'}');
     let id = (!id.is_empty()).then_some(id);

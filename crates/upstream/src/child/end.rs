@@ -1,7 +1,6 @@
 //! How a child ended, and what that says of the calls that it had.
 
 use mainstay_keeper::Exit;
-use tokio::time::Instant;
 
 use crate::failure::ExitStatus;
 
@@ -10,7 +9,8 @@ use crate::failure::ExitStatus;
 pub(super) struct End {
     /// `None` if the keeper is gone, and the child with it.
     pub(super) exit: Option<Exit>,
-    pub(super) at: Instant,
+    /// Whether an operator wanted it to be restarted.
+    pub(super) restarted: bool,
 }
 
 impl End {
@@ -27,6 +27,12 @@ impl End {
         ExitStatus { code: exit.and_then(|exit| exit.code), signal: exit.and_then(|exit| exit.signal) }
     }
 
+    /// What a session lost its state by.
+    pub(super) fn reason(&self) -> String {
+        if self.restarted { RESTARTED.to_owned() } else { format!("its process {}", self.status()) }
+    }
+
+    /// What the child wrote last, masked by whoever has taken it in.
     pub(super) fn stderr_tail(&self) -> Box<str> {
         let tail = self.exit.as_ref().map(|exit| String::from_utf8_lossy(&exit.stderr_tail).trim().to_owned());
         tail.unwrap_or_default().into()
@@ -37,8 +43,10 @@ impl End {
         let tail = self.stderr_tail();
         match self.exit {
             None => "its keeper is gone".into(),
-            Some(_) if tail.is_empty() => format!("its process {}", self.status()).into(),
+            Some(_) if tail.is_empty() || self.restarted => self.reason().into(),
             Some(_) => format!("its process {}; its last words: {tail:?}", self.status()).into(),
         }
     }
 }
+
+const RESTARTED: &str = "its process was restarted by an operator";

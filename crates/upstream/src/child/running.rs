@@ -14,12 +14,14 @@ use mainstay_core::wire::envelope::{self, Envelope, Kind};
 use mainstay_keeper::client::{ChildEvent, Custody, WriteError};
 use mainstay_keeper::{CallTag, ChildId, Exit};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{MissedTickBehavior, timeout};
 
 use super::acks::Release;
 use super::end::End;
+use super::mask::Mask;
 use super::oversize::{self, Lost};
 use super::slot::Delivery;
+use super::supervision::Lease;
 use super::table::{Owner, Place, Rejoined, Table, tag_of};
 use crate::notice::{Notice, Notices};
 use crate::task::spawn;
@@ -30,11 +32,16 @@ use crate::wire::{self, Sort, lock};
 pub(super) struct Running {
     pub(super) id: ChildId,
     pub(super) custody: Custody,
-    pub(super) started_at: Instant,
     /// Whether it was told `initialized`.
     pub(super) initialized: AtomicBool,
-    /// Whether its end was counted as one of those that delay the next start.
-    pub(super) counted: AtomicBool,
+    /// Whether the gateway has ordered its end.
+    stopping: AtomicBool,
+    /// Whether an operator wants another one in its place.
+    retired: AtomicBool,
+    /// Its place among the children of its server.
+    pub(super) lease: Lease,
+    /// What it was given in confidence; `None` if another worker has started it.
+    mask: Option<Mask>,
     upstreams: Arc<Upstreams>,
     destination: Arc<Destination>,
     notices: Arc<Notices>,
@@ -66,13 +73,16 @@ impl Running {
         notices: &Arc<Notices>,
         custody: Custody,
         (id, open, events): (ChildId, &[CallTag], mpsc::Receiver<ChildEvent>),
+        (lease, mask): (Lease, Option<Mask>),
     ) -> (Arc<Self>, tokio::task::AbortHandle) {
         let running = Arc::new(Self {
             id,
             custody,
-            started_at: Instant::now(),
             initialized: AtomicBool::new(false),
-            counted: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+            lease,
+            mask,
             upstreams: Arc::clone(upstreams),
             destination: Arc::clone(destination),
             notices: Arc::clone(notices),
@@ -241,8 +251,56 @@ impl Running {
     fn finish(&self, exit: Option<Exit>) {
         let server = &self.destination.server.name;
         tracing::info!(%server, child = %self.id, exit = ?exit, "child ended");
-        lock(&self.table).finish(End { exit, at: Instant::now() });
+        let end = End { exit: exit.map(|exit| self.masked(exit)), restarted: self.is_retired() };
+        // First of all: whoever hears of the end may ask for another child.
+        self.lease.ended(&end, self.stopping.load(Ordering::Acquire));
+        lock(&self.table).finish(end);
         self.exited.notify_waiters();
+    }
+
+    /// The exit without what the child was given in confidence: its words go to clients and operators (I6).
+    fn masked(&self, exit: Exit) -> Exit {
+        let now = || Mask::of(&self.destination.server, &*self.upstreams.parts.environment);
+        let mask = self.mask.clone().unwrap_or_else(now);
+        Exit { stderr_tail: mask.apply_to_tail(&exit.stderr_tail).into(), ..exit }
+    }
+
+    /// Ends the process, which is then nothing that its server has to answer for.
+    pub(super) async fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.custody.stop(self.id, self.destination.server.stop_grace).await;
+    }
+
+    /// Whether an operator wants another process in its place: no new call goes to this one.
+    pub(super) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
+    }
+
+    /// Ends the process because an operator wants another one: its calls get a while to be answered. Returns whether it
+    /// has ended within its bound.
+    pub(super) async fn retire(self: Arc<Self>) -> bool {
+        self.retired.store(true, Ordering::Release);
+        let quiet = timeout(RETIRED_CALLS_GRACE, async {
+            while self.has_running_calls() && !self.is_over() {
+                tokio::time::sleep(QUIET_POLL).await;
+            }
+        });
+        if quiet.await.is_err() {
+            let server = &self.destination.server.name;
+            tracing::info!(%server, child = %self.id, "a restart does not wait any longer for the calls in flight");
+        }
+        self.stop().await;
+        timeout(self.end_bound(), self.ended()).await.is_ok()
+    }
+
+    /// How long its end may take once it is ordered.
+    fn end_bound(&self) -> Duration {
+        2 * self.destination.server.stop_grace + KILL_BOUND
+    }
+
+    /// Waits for the end of a process that is retired. False if that takes too long.
+    pub(super) async fn is_gone(&self) -> bool {
+        timeout(RETIRED_CALLS_GRACE + self.end_bound(), self.ended()).await.is_ok()
     }
 
     /// Takes a frame into account. The child must never wait for answers that nobody takes.
@@ -398,6 +456,15 @@ impl Drop for Waiting {
         self.running.change(|table| table.leave(&self.place, self.done));
     }
 }
+
+/// How long the calls of a process that an operator restarts may go on.
+const RETIRED_CALLS_GRACE: Duration = Duration::from_secs(5);
+
+/// How often is looked whether they are over.
+const QUIET_POLL: Duration = Duration::from_millis(20);
+
+/// How long the end of a killed process may take.
+const KILL_BOUND: Duration = Duration::from_secs(5);
 
 /// Between two rounds of acknowledgements.
 const ACKNOWLEDGE_INTERVAL: Duration = Duration::from_secs(1);

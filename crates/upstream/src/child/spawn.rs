@@ -1,7 +1,6 @@
-//! Starting a child: its environment, and how soon after the last one.
+//! Starting a child: its environment, and what it means if it can't be started.
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use mainstay_core::id::SessionKey;
 use mainstay_keeper::client::SpawnError;
@@ -100,22 +99,6 @@ pub(super) fn failure(server: &Server, error: &SpawnError) -> Failure {
     }
 }
 
-/// How long after the end of the last child the next one may start, when `failures` in a row did not stay up.
-pub(super) fn respawn_pause(failures: u32) -> Duration {
-    // The first end says nothing of the next child: whoever calls should not wait for it.
-    match failures {
-        0 | 1 => Duration::ZERO,
-        _ => (PAUSE_MIN * (1 << (failures - 2).min(PAUSE_DOUBLINGS))).min(PAUSE_MAX),
-    }
-}
-
-/// A child that lived this long was no failure.
-pub(super) const STABLE: Duration = Duration::from_secs(60);
-
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-const PAUSE_DOUBLINGS: u32 = 6;
-
 #[cfg(test)]
 mod tests {
     use std::io;
@@ -164,12 +147,5 @@ mod tests {
             assert!(failure.to_string().starts_with("the gateway can't start server `srv` for now: "), "{failure}");
         }
         assert!(failure(&server(&[]), &of(SpawnFailure::System)).is_unreachable());
-    }
-
-    #[test]
-    fn c4_children_that_do_not_stay_up_start_ever_later() {
-        let pauses: Vec<u64> = (0..12).map(|failures| respawn_pause(failures).as_secs()).collect();
-        assert_eq!(pauses, [0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]);
-        assert_eq!(respawn_pause(u32::MAX), PAUSE_MAX);
     }
 }

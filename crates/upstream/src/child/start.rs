@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mainstay_core::id::SessionKey;
 use mainstay_core::wire::envelope;
-use mainstay_keeper::client::WriteError;
+use mainstay_keeper::client::{Custody, Spawned, WriteError};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::end::End;
 use super::running::{Registration, Running};
 use super::slot::Delivery;
-use super::{Child, Current, State, spawn};
+use super::{Child, Current, Mask, Stamp, State, spawn};
 use crate::failure::Failure;
 use crate::handshake::{self, NotOpened, Opened};
 use crate::notice::{ListsChanged, Notice};
@@ -48,6 +49,9 @@ impl Child {
 
     async fn make(self: &Arc<Self>) -> Result<Arc<Running>, Failure> {
         if let Some(running) = self.alive() {
+            if running.is_retired() {
+                return self.succeed(&running).await;
+            }
             // Only `initialized` is missing.
             let said = timeout(self.server().handshake_bound, self.say_initialized(&running)).await;
             let said = said.map_err(|_| self.unreachable("its process does not read what it is told".into()))?;
@@ -55,35 +59,76 @@ impl Child {
             self.tell_record().await;
             return Ok(running);
         }
+        self.spawn().await
+    }
+
+    /// Starts a process in the place of one that an operator has retired. Never beside it: what it holds locked must be
+    /// free.
+    async fn succeed(self: &Arc<Self>, retired: &Running) -> Result<Arc<Running>, Failure> {
+        if !retired.is_gone().await {
+            return Err(self.unreachable("its process is being restarted and has not ended yet".into()));
+        }
+        self.spawn().await
+    }
+
+    /// Starts a process, as soon as the server's children allow (C4).
+    async fn spawn(self: &Arc<Self>) -> Result<Arc<Running>, Failure> {
         let Some(custody) = self.upstreams.parts.custody.clone() else {
             return Err(self.unreachable("there is no keeper".into()));
         };
-        let reason = self.wait_to_respawn().await?;
-        let (params, key) = {
+        let lease = self.destination.supervision.permit(self.server(), self.server().patience).await?;
+        let (reason, params, key) = {
             let state = lock(&self.state);
             if state.kept.ended {
                 return Err(self.over());
             }
-            (state.kept.handshake.params.clone(), state.kept.handshake.key)
+            (lost_by(&state), state.kept.handshake.params.clone(), state.kept.handshake.key)
         };
-        let request = spawn::request(&self.upstreams.parts, &self.destination, key)?;
-        let spawned = custody.spawn(request).await.map_err(|error| spawn::failure(self.server(), &error))?;
+        let program = self.program().await;
+        let spawned = match self.ask_for_process(&custody, key).await {
+            Ok(spawned) => spawned,
+            Err(failure) => {
+                lease.not_started(&failure);
+                return Err(failure);
+            }
+        };
         let parts = (&self.upstreams, &self.destination);
-        let (running, pump) =
-            Running::start(parts, &self.notices, custody.clone(), (spawned.child, &[], spawned.events));
+        let mask = Mask::of(self.server(), &*self.upstreams.parts.environment);
+        let handed_over = (spawned.child, &[][..], spawned.events);
+        let (running, pump) = Running::start(parts, &self.notices, custody, handed_over, (lease, Some(mask)));
+        running.lease.attach(running.id, &running, program);
         tracing::info!(server = %self.server().name, session = ?key, child = %running.id, "child started");
         // The bound is absolute: whatever the process sends meanwhile does not extend it.
         let deadline = Instant::now() + self.server().handshake_bound;
         let shaken = timeout_at(deadline, self.shake_hands(&running, &params)).await;
         let hung = || self.unreachable("it did not finish its handshake in time".into());
         match shaken.map_err(|_| hung()).and_then(|shaken| shaken) {
-            Ok((opened, lists)) => self.install((running, pump), opened, (reason, lists)).await,
+            Ok((opened, lists)) => {
+                running.lease.up(reason.is_some());
+                self.install((running, pump), opened, (reason, lists)).await
+            }
             Err(failure) => {
-                lock(&self.state).failures += 1;
-                custody.stop(running.id, self.server().stop_grace).await;
+                let is_refusal = matches!(failure, Failure::Rejected { .. });
+                // An answer, though a refusal, is no fault of the process; nor does its end need another word.
+                let says_enough = is_refusal || running.is_over();
+                running.lease.never_up((!says_enough).then(|| failure.cause()).as_deref());
+                running.stop().await;
                 Err(failure)
             }
         }
+    }
+
+    async fn ask_for_process(&self, custody: &Custody, key: SessionKey) -> Result<Spawned, Failure> {
+        let request = spawn::request(&self.upstreams.parts, &self.destination, key)?;
+        custody.spawn(request).await.map_err(|error| spawn::failure(self.server(), &error))
+    }
+
+    /// The program on disk, which is the one that is about to be started (C9).
+    async fn program(&self) -> Option<Stamp> {
+        let (destination, environment) = (Arc::clone(&self.destination), Arc::clone(&self.upstreams.parts.environment));
+        let looked = tokio::task::spawn_blocking(move || Stamp::of(&destination.server, &*environment));
+        // It is only for people: a file system that hangs must not hang the start.
+        timeout(PROGRAM_BOUND, looked).await.ok()?.ok()?
     }
 
     /// The process that is alive, whether it was told `initialized` or not.
@@ -91,41 +136,6 @@ impl Child {
         let state = lock(&self.state);
         let current = state.current.as_ref().filter(|current| !current.running.is_over())?;
         Some(Arc::clone(&current.running))
-    }
-
-    /// Waits until another process may be started. Returns why the state of the session is lost, if there was any.
-    async fn wait_to_respawn(&self) -> Result<Option<String>, Failure> {
-        let (reason, pause) = {
-            let mut state = lock(&self.state);
-            let ended =
-                state.current.as_ref().and_then(|current| Some((Arc::clone(&current.running), current.running.end()?)));
-            match ended {
-                Some((running, end)) => {
-                    if !running.counted.swap(true, std::sync::atomic::Ordering::AcqRel) {
-                        let stable = end.at.duration_since(running.started_at) >= spawn::STABLE;
-                        state.failures = if stable { 1 } else { state.failures + 1 };
-                    }
-                    let reason = format!("its process {}", end.status());
-                    (Some(reason), spawn::respawn_pause(state.failures).saturating_sub(end.at.elapsed()))
-                }
-                // The record of a process that nobody holds any more.
-                None => {
-                    let recorded = state
-                        .kept
-                        .opened
-                        .is_some()
-                        .then_some("its process was ended while its session was unused or the gateway away");
-                    let reason = state.kept.loss().or(recorded).map(str::to_owned);
-                    (reason, spawn::respawn_pause(state.failures))
-                }
-            }
-        };
-        if pause > self.server().patience {
-            let cause = format!("its process does not stay up; it is started again in {} s", pause.as_secs() + 1);
-            return Err(self.unreachable(cause.into()));
-        }
-        tokio::time::sleep(pause).await;
-        Ok(reason)
     }
 
     /// `initialize`, and if the client has confirmed its own already, `initialized` and the settings too.
@@ -241,7 +251,7 @@ impl Child {
             state.kept.ended
         };
         if ended {
-            running.custody.stop(running.id, self.server().stop_grace).await;
+            running.stop().await;
             return Err(self.over());
         }
         self.announce(opened, reason, lists).await;
@@ -270,8 +280,23 @@ impl Child {
 fn ready(state: &State) -> Option<Arc<Running>> {
     let running = &state.current.as_ref()?.running;
     let told = running.is_initialized() || !state.kept.handshake.confirmed;
-    (told && !running.is_over()).then(|| Arc::clone(running))
+    (told && !running.is_over() && !running.is_retired()).then(|| Arc::clone(running))
 }
+
+/// Why the state of the session is lost with the process that is not there any more, if there was any.
+fn lost_by(state: &State) -> Option<String> {
+    let ended = state.current.as_ref().and_then(|current| current.running.end());
+    if let Some(end) = ended {
+        return Some(end.reason());
+    }
+    // The record of a process that nobody holds any more.
+    let recorded =
+        state.kept.opened.is_some().then_some("its process was ended while its session was unused or the gateway away");
+    state.kept.loss().or(recorded).map(str::to_owned)
+}
+
+/// How long the program may be looked at.
+const PROGRAM_BOUND: Duration = Duration::from_secs(1);
 
 /// How long one setting may take to be made again.
 const REPLAY_BOUND: Duration = Duration::from_secs(5);

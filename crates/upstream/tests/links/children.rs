@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mainstay_core::supervise::Phase;
 use mainstay_keeper::ProcessIdentity;
 use mainstay_keeper::client::ChildEvent;
 use mainstay_upstream::{
@@ -42,6 +43,9 @@ scenarios! {
     c3_a_call_that_the_child_never_had_goes_to_the_next_one => never_had,
     u5_a_safe_call_is_repeated_on_the_next_child => repeated,
     ac_07_3_children_that_do_not_stay_up_are_not_started_all_the_time => unstable,
+    c5_a_restart_by_an_operator_lets_calls_finish_and_is_told => restarted,
+    c4_a_program_that_is_missing_is_not_tried_all_the_time => unstartable,
+    i6_what_a_child_was_given_is_not_in_its_last_words => indiscreet,
     ac_07_4_a_child_that_never_speaks_is_an_error_with_its_last_words => mute,
     ac_07_5_progress_does_not_extend_the_handshake => endless,
     c8_the_answer_to_an_earlier_workers_call_arrives => handed_over,
@@ -266,23 +270,98 @@ async fn repeated(stage: Stage) {
 
 async fn unstable(stage: Stage) {
     let bench = bench(&stage);
-    let server = Server { patience: Duration::from_millis(1500), ..stage.server("") };
-    let link = bench.ready(&Arc::new(server)).await;
-    let mut unreachable = 0;
+    let server = Arc::new(Server { patience: Duration::from_millis(1500), ..stage.server("") });
+    let link = bench.ready(&server).await;
+    let mut parked = 0;
     for number in 0..6 {
         match text(&link, tool(number, "die", json!({}))).await.unwrap_err() {
             Failure::OutcomeUnknown { cause, .. } => {
                 assert!(cause.contains("status 5") && cause.contains("out of memory"))
             }
-            Failure::Unreachable { cause, .. } => {
-                assert!(cause.contains("does not stay up"), "{cause}");
-                unreachable += 1;
+            failure @ Failure::Parked { retry_after, .. } => {
+                let said = failure.to_string();
+                assert!(
+                    said.contains("status 5") && said.contains("out of memory") && said.contains("next try"),
+                    "{said}"
+                );
+                assert!(retry_after > Duration::from_millis(1000) && retry_after <= Duration::from_secs(2), "{said}");
+                parked += 1;
             }
             other => panic!("{other}"),
         }
     }
     let starts = stage.trace().into_iter().filter(|(_, what)| what == "initialize").count();
-    assert_eq!((starts, unreachable), (3, 3));
+    assert_eq!((starts, parked), (3, 3));
+    let seen = bench.upstreams.supervised(&server);
+    assert_eq!((seen.phase, seen.failures, seen.children.len()), (Phase::BackingOff, 3, 0));
+    assert_eq!((seen.counts.up, seen.counts.failed, seen.counts.restarts), (3, 3, 2));
+    assert!(seen.ends.iter().all(|end| end.status.code == Some(5) && !end.ordered));
+
+    // An operator's word sets it free, whoever asks.
+    assert_eq!(bench.upstreams.restart(&server).await, 0);
+    assert!(bench.upstreams.supervised(&server).phase == Phase::Open);
+    assert_eq!(text(&link, tool(9, "echo", json!({}))).await.unwrap(), "ok");
+}
+
+async fn restarted(stage: Stage) {
+    let mut bench = bench(&stage);
+    let server = Arc::new(Server { stop_grace: Duration::from_millis(500), ..stage.server("") });
+    let link = bench.ready(&server).await;
+    let first = pid(&link, 1).await;
+    // A call that is answered in time is answered by the old one, and what comes meanwhile by the new one.
+    let held = Arc::clone(&link);
+    let call = tokio::spawn(async move { text(&held, tool(2, "hold", json!({"file": "go"}))).await });
+    eventually("the call", || {
+        (stage.trace().iter().filter(|(_, what)| what == "tools/call").count() == 2).then_some(())
+    })
+    .await;
+    let (upstreams, restarting) = (Arc::clone(&bench.upstreams), Arc::clone(&server));
+    let restart = tokio::spawn(async move { upstreams.restart(&restarting).await });
+    let next = Arc::clone(&link);
+    let later = tokio::spawn(async move { pid(&next, 3).await });
+    stage.write("go", "");
+    assert_eq!(call.await.unwrap().unwrap(), "waited");
+    assert_eq!(restart.await.unwrap(), 1);
+    assert_ne!(later.await.unwrap(), first);
+    assert!(!is_alive(first));
+    assert!(bench.remade().await.0.contains("restarted by an operator"));
+    let seen = bench.upstreams.supervised(&server);
+    assert_eq!((seen.failures, seen.counts.stopped, seen.counts.restarts, seen.children.len()), (0, 1, 1, 1));
+    assert!(seen.ends[0].ordered && seen.last_failure.is_none());
+}
+
+async fn unstartable(stage: Stage) {
+    let bench = bench(&stage);
+    let reach = Reach::Child { program: "/no/such/program".into(), args: Vec::new(), env: Vec::new(), cwd: None };
+    let server = Arc::new(Server { patience: Duration::ZERO, ..crate::support::server(reach) });
+    for _ in 0..2 {
+        assert!(matches!(bench.open(&server).await, Err(Failure::Configuration { .. })));
+    }
+    // Whose session asks does not matter.
+    let failure = bench.open(&server).await.unwrap_err();
+    assert!(matches!(failure, Failure::Parked { .. }) && failure.to_string().contains("/no/such/program"), "{failure}");
+    assert_eq!(bench.upstreams.supervised(&server).counts.not_started, 2);
+}
+
+async fn indiscreet(stage: Stage) {
+    let bench = bench(&stage);
+    let mut server = stage.server("");
+    let script = "echo token is $TOKEN, level is $LEVEL >&2; exit 3";
+    server.reach = Reach::Child {
+        program: "sh".into(),
+        args: vec!["-c".into(), script.into()],
+        env: vec![
+            ("TOKEN".to_owned(), crate::support::template("Bearer ${SECRET}")),
+            ("LEVEL".to_owned(), crate::support::template("debug")),
+        ],
+        cwd: None,
+    };
+    bench.variables.set("SECRET", "canary-4711");
+    let server = Arc::new(server);
+    let failure = bench.open(&server).await.unwrap_err().to_string();
+    assert!(failure.contains("token is ***, level is debug") && !failure.contains("canary"), "{failure}");
+    let seen = format!("{:?}", bench.upstreams.supervised(&server));
+    assert!(seen.contains("token is ***") && !seen.contains("canary"), "{seen}");
 }
 
 async fn mute(stage: Stage) {

@@ -1,0 +1,135 @@
+//! Keeping what a child was given in confidence out of what is told of its last words.
+
+use mainstay_keeper::STDERR_TAIL_BYTES_MAX;
+
+use crate::server::{Reach, Server};
+use crate::template::Environment;
+
+/// The values that a server was given by its configuration, to be replaced wherever its words are shown.
+///
+/// Whatever the operator wrote there counts, since nothing tells a secret from a setting: each whole value, and each
+/// variable and file in it by itself. Shorter ones than [`MASKED_BYTES_MIN`] would be found everywhere, and stay.
+#[derive(Clone, Default)]
+pub(crate) struct Mask(Vec<Box<str>>);
+
+impl Mask {
+    /// Of what `server` is given now. What can't be resolved now is not known.
+    pub(crate) fn of(server: &Server, environment: &dyn Environment) -> Self {
+        let templates: Vec<_> = match &server.reach {
+            Reach::Child { env, .. } => env.iter().map(|(_, template)| template).collect(),
+            Reach::Http { headers, .. } => headers.iter().map(|(_, template)| template).collect(),
+        };
+        let mut values: Vec<Box<str>> = Vec::new();
+        for template in templates {
+            let whole = template.resolve(environment).ok();
+            for secret in whole.into_iter().chain(template.resolve_parts(environment)) {
+                // A program may write a value of several lines in as many pieces.
+                let lines = secret.reveal().lines().filter(|line| *line != secret.reveal());
+                values.extend(lines.chain([secret.reveal()]).map(Box::from));
+            }
+        }
+        values.retain(|value| value.len() >= MASKED_BYTES_MIN);
+        // A value that holds another one must be found first.
+        values.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        values.dedup();
+        Self(values)
+    }
+
+    /// `text` without the values.
+    pub(crate) fn apply(&self, text: &str) -> String {
+        self.0.iter().fold(
+            text.to_owned(),
+            |text, value| {
+                if text.contains(&**value) { text.replace(&**value, MASKED) } else { text }
+            },
+        )
+    }
+
+    /// The end of a longer text without the values: it may begin in the middle of one.
+    pub(crate) fn apply_to_tail(&self, tail: &[u8]) -> String {
+        let text = String::from_utf8_lossy(tail);
+        if tail.len() < STDERR_TAIL_BYTES_MAX {
+            return self.apply(&text);
+        }
+        let cut =
+            self.0.iter().flat_map(|value| ends_of(value)).filter(|end| text.starts_with(end)).map(str::len).max();
+        match cut {
+            Some(bytes) => format!("{MASKED}{}", self.apply(&text[bytes..])),
+            None => self.apply(&text),
+        }
+    }
+}
+
+/// The proper ends of a value, as far as they could be recognised.
+fn ends_of(value: &str) -> impl Iterator<Item = &str> {
+    let ends = value.char_indices().skip(1).map(|(at, _)| &value[at..]);
+    ends.take_while(|end| end.len() >= MASKED_BYTES_MIN)
+}
+
+/// The shortest value that is masked.
+const MASKED_BYTES_MIN: usize = 6;
+const MASKED: &str = "***";
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::Path;
+
+    use mainstay_core::id::ServerName;
+
+    use super::*;
+    use crate::template::Template;
+
+    struct Table;
+
+    impl Environment for Table {
+        fn var(&self, name: &str) -> Option<String> {
+            (name == "TOKEN").then(|| "s3cret-token".to_owned())
+        }
+
+        fn file(&self, _: &Path) -> io::Result<String> {
+            Ok("first-line\nsecond-line\n".to_owned())
+        }
+    }
+
+    fn mask() -> Mask {
+        let value = |text: &str| Template::parse(text).unwrap();
+        let env = [
+            ("A", "Bearer ${TOKEN}"),
+            ("B", "${file:/x}"),
+            ("C", "${UNSET}-and-more"),
+            ("D", "literal-secret"),
+            ("E", "debug"),
+        ];
+        let env = env.map(|(name, text)| (name.to_owned(), value(text))).to_vec();
+        let reach = Reach::Child { program: "srv".into(), args: Vec::new(), env, cwd: None };
+        Mask::of(&Server::new(ServerName::parse("srv").unwrap(), reach), &Table)
+    }
+
+    #[test]
+    fn i6_what_a_child_was_given_is_masked_whole_in_parts_and_in_lines() {
+        for (said, shown) in [
+            ("A=Bearer s3cret-token!", "A=***!"),
+            ("token s3cret-token", "token ***"),
+            ("second-line", "***"),
+            ("x first-line\nsecond-line y", "x *** y"),
+            ("literal-secret literal-secret", "*** ***"),
+            ("LOG=debug", "LOG=debug"),
+            ("nothing", "nothing"),
+        ] {
+            assert_eq!(mask().apply(said), shown);
+        }
+    }
+
+    #[test]
+    fn i6_a_value_that_the_beginning_of_the_tail_cuts_is_masked_too() {
+        let tail = |begins: &str| {
+            let mut tail = begins.as_bytes().to_vec();
+            tail.resize(STDERR_TAIL_BYTES_MAX, b'.');
+            mask().apply_to_tail(&tail)
+        };
+        assert!(tail("cret-token and so on").starts_with("*** and so on"));
+        assert!(tail("and so on").starts_with("and so on"));
+        assert_eq!(mask().apply_to_tail(b"cret-token"), "cret-token");
+    }
+}
