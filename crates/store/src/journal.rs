@@ -9,14 +9,26 @@
 //!
 //! Not here: what is done about a stream. Ids, order and deadlines are the engine's.
 
+mod batch;
+mod body;
 mod call;
+
 mod counters;
+mod database;
 mod entry;
 mod event;
 mod failure;
+mod place;
 mod question;
+mod queue;
+mod read;
+mod streams;
+mod trim;
+mod writer;
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_core::call::StreamId;
 use mainstay_core::id::{Epoch, SessionKey};
@@ -24,10 +36,16 @@ use mainstay_core::time::Timestamp;
 
 pub use self::call::{Call, Ending, StreamRecord};
 pub use self::counters::Counters;
+use self::counters::Meters;
+use self::database::{Database, Ring};
+use self::entry::Handed;
 pub use self::entry::{Accepted, Content, Entry, Lost, Witness};
 pub use self::event::{Event, Source, Weight};
 pub use self::failure::{Failure, OpenError};
 pub use self::question::{Answered, Asked, Question};
+use self::queue::Queue;
+use self::trim::Phase;
+use self::writer::Writer;
 use crate::Place;
 use crate::error::RotateError;
 use crate::keys::Keyring;
@@ -35,7 +53,20 @@ use crate::keys::Keyring;
 /// A handle on a journal. Clones are handles of the same writer, and cheap.
 #[derive(Clone)]
 pub struct Journal {
-    meters: Arc<counters::Meters>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    backend: Backend,
+    ring: Ring,
+    meters: Arc<Meters>,
+}
+
+enum Backend {
+    /// On a file, which threads of its own work on.
+    File(Queue),
+    /// In memory. Whoever calls does the work, at once: what is built on it is as deterministic as its caller.
+    Memory(Mutex<Writer>),
 }
 
 /// What retention removed.
@@ -58,8 +89,16 @@ impl Journal {
     ///
     /// An [`OpenError`] that names the file.
     pub fn open(place: Place, keyring: Arc<Keyring>) -> Result<Self, OpenError> {
-        let _ = (place, keyring);
-        Ok(Self { meters: Arc::default() })
+        let (ring, meters) = (Ring::new(keyring), Arc::<Meters>::default());
+        let backend = match place {
+            Place::Sqlite(path) => Backend::File(Queue::open(path, ring.clone(), Arc::clone(&meters))?),
+            Place::Memory => {
+                let (ring, meters) = (ring.clone(), Arc::clone(&meters));
+                let database = Database { connection: place::in_memory()?, ring, meters };
+                Backend::Memory(Mutex::new(Writer::new(database, None)))
+            }
+        };
+        Ok(Self { shared: Arc::new(Shared { backend, ring, meters }) })
     }
 
     /// Keeps `entry`, as soon as the writer comes to it: entries of all streams that wait share a transaction. Entries
@@ -70,8 +109,8 @@ impl Journal {
     ///
     /// [`Lost`] if it is clear at once that the entry is not kept; the witness is not called then.
     pub fn append(&self, entry: Entry, witness: Option<Arc<dyn Witness>>) -> Result<Accepted, Lost> {
-        let _ = (entry, witness);
-        Ok(Accepted::Kept)
+        let outcome = self.accept(Handed { entry, witness });
+        outcome.inspect_err(|lost| self.shared.meters.lost(*lost))
     }
 
     /// The events of `stream` after the sequence `after`, in order; at most `limit`, and fewer if they are large: ask on
@@ -88,8 +127,7 @@ impl Journal {
         after: u64,
         limit: usize,
     ) -> Result<Vec<Event>, Failure> {
-        let _ = (session, stream, after, limit);
-        Err(Failure::Stopped)
+        self.read(move |database| database.replay(session, stream, after, limit)).await
     }
 
     /// What is known of `stream`.
@@ -98,8 +136,7 @@ impl Journal {
     ///
     /// As [`replay`](Self::replay).
     pub async fn find(&self, session: SessionKey, stream: StreamId) -> Result<Option<StreamRecord>, Failure> {
-        let _ = (session, stream);
-        Err(Failure::Stopped)
+        self.read(move |database| database.stream_record(session, stream)).await
     }
 
     /// Every stream of `session` that is kept, the oldest first.
@@ -108,16 +145,15 @@ impl Journal {
     ///
     /// As [`replay`](Self::replay).
     pub async fn streams(&self, session: SessionKey, limit: usize) -> Result<Vec<StreamRecord>, Failure> {
-        let _ = (session, limit);
-        Err(Failure::Stopped)
+        self.read(move |database| database.stream_records(session, limit)).await
     }
 
     /// Takes `stream` over for the worker whose epoch is `claim`: from now on only its entries are kept, whether the stream
-    /// was known or not. What is known of it, with the new claim. After everything that this handle was given before.
+    /// was known or not. What is known of it, with the new claim; `None` if nothing was. After everything that this handle was given before.
     ///
     /// # Errors
     ///
-    /// A [`Failure`]; the stream is claimed as it was then. `Ok(None)` if nothing was known of it.
+    /// A [`Failure`]; the stream is claimed as it was then. [`Failure::Claimed`] if a later worker has it.
     pub async fn claim(
         &self,
         session: SessionKey,
@@ -125,8 +161,9 @@ impl Journal {
         claim: Epoch,
         now: Timestamp,
     ) -> Result<Option<StreamRecord>, Failure> {
-        let _ = (session, stream, claim, now);
-        Err(Failure::Stopped)
+        let claimed =
+            self.act(move |writer| writer.transact(|database| database.claim(session, stream, claim, now))).await??;
+        claimed.map_err(|by| Failure::Claimed { by })
     }
 
     /// Open questions whose deadline is not after `due`, the longest due first.
@@ -135,8 +172,7 @@ impl Journal {
     ///
     /// As [`replay`](Self::replay).
     pub async fn open_questions(&self, due: Timestamp, limit: usize) -> Result<Vec<Asked>, Failure> {
-        let _ = (due, limit);
-        Err(Failure::Stopped)
+        self.read(move |database| database.open_questions(due, limit)).await
     }
 
     /// Every question of `session` that is open, the next due first.
@@ -145,8 +181,7 @@ impl Journal {
     ///
     /// As [`replay`](Self::replay).
     pub async fn questions(&self, session: SessionKey, limit: usize) -> Result<Vec<Asked>, Failure> {
-        let _ = (session, limit);
-        Err(Failure::Stopped)
+        self.read(move |database| database.questions(session, limit)).await
     }
 
     /// Notes that the question `asked` of `session` is answered, by the client or in its place. Of all who say so, over all
@@ -156,8 +191,7 @@ impl Journal {
     ///
     /// A [`Failure`]; the question is as open as it was then.
     pub async fn answered(&self, session: SessionKey, asked: StreamId, now: Timestamp) -> Result<Answered, Failure> {
-        let _ = (session, asked, now);
-        Err(Failure::Stopped)
+        self.act(move |writer| writer.transact(|database| database.answered(session, asked, now))).await?
     }
 
     /// Removes everything of `session`, in slices, so that no other session waits for long. For one that has ended.
@@ -166,8 +200,8 @@ impl Journal {
     ///
     /// A [`Failure`]; some of it may be left, and goes with its age.
     pub async fn forget(&self, session: SessionKey) -> Result<(), Failure> {
-        let _ = session;
-        Err(Failure::Stopped)
+        while self.act(move |writer| writer.transact(|database| database.forget_slice(session))).await?? {}
+        Ok(())
     }
 
     /// Removes what is too old or too much, in slices. To be called from time to time, by one worker at a time.
@@ -176,8 +210,20 @@ impl Journal {
     ///
     /// A [`Failure`]; some of it may be removed.
     pub async fn trim(&self, now: Timestamp) -> Result<Trimmed, Failure> {
-        let _ = now;
-        Err(Failure::Stopped)
+        let mut trimmed = Trimmed::default();
+        for phase in Phase::ALL {
+            let mut next = Some(0);
+            while let Some(after) = next {
+                let slice =
+                    move |writer: &mut Writer| writer.transact(|database| database.trim_slice(phase, after, now));
+                let slice = self.act(slice).await??;
+                trimmed.streams += slice.trimmed.streams;
+                trimmed.events += slice.trimmed.events;
+                trimmed.questions += slice.trimmed.questions;
+                next = slice.next;
+            }
+        }
+        Ok(trimmed)
     }
 
     /// Returns once everything handed over before is kept or lost.
@@ -186,7 +232,7 @@ impl Journal {
     ///
     /// A [`Failure`] if the writer is gone.
     pub async fn flush(&self) -> Result<(), Failure> {
-        Err(Failure::Stopped)
+        self.act(|_| ()).await
     }
 
     /// Seals with the newest key of `ring` from now on, while everything sealed before stays readable.
@@ -195,7 +241,10 @@ impl Journal {
     ///
     /// [`RotateError::KeyLost`]; the former newest key goes on sealing then.
     pub fn rotate(&self, ring: Arc<Keyring>) -> Result<(), RotateError> {
-        let _ = ring;
+        if let Some(key_id) = ring.lost_of(&self.shared.ring.current()) {
+            return Err(RotateError::KeyLost { key_id });
+        }
+        self.shared.ring.replace(ring);
         Ok(())
     }
 
@@ -204,12 +253,66 @@ impl Journal {
     /// # Errors
     ///
     /// As [`replay`](Self::replay).
-    pub async fn keys_in_use(&self) -> Result<std::collections::BTreeSet<u32>, Failure> {
-        Err(Failure::Stopped)
+    pub async fn keys_in_use(&self) -> Result<BTreeSet<u32>, Failure> {
+        self.read(|database| database.keys_in_use()).await
     }
 
     /// What this handle and its clones did so far.
     pub fn counters(&self) -> Counters {
-        self.meters.snapshot()
+        self.shared.meters.snapshot()
+    }
+
+    fn accept(&self, handed: Handed) -> Result<Accepted, Lost> {
+        if let Content::Event(event) = &handed.entry.content
+            && event.message.len() > MESSAGE_BYTES_MAX
+        {
+            return Err(Lost::TooLarge);
+        }
+        match &self.shared.backend {
+            Backend::File(queue) => queue.keep(handed),
+            Backend::Memory(writer) => {
+                let outcomes = lock(writer).outcomes(&[handed]);
+                let outcome = outcomes.into_iter().next().unwrap_or(Err(Lost::Unavailable));
+                outcome.map(|()| Accepted::Kept)
+            }
+        }
+    }
+
+    async fn act<T: Send + 'static>(&self, act: impl FnOnce(&mut Writer) -> T + Send + 'static) -> Result<T, Failure> {
+        match &self.shared.backend {
+            Backend::File(queue) => queue.act(act).await,
+            Backend::Memory(writer) => Ok(act(&mut lock(writer))),
+        }
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Database) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, Failure> {
+        match &self.shared.backend {
+            Backend::File(queue) => queue.read(read).await,
+            Backend::Memory(writer) => Ok(read(&lock(writer).database)?),
+        }
     }
 }
+
+impl fmt::Debug for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.shared.backend {
+            Backend::File(_) => "file",
+            Backend::Memory(_) => "memory",
+        };
+        f.debug_struct("Journal").field("on", &kind).finish_non_exhaustive()
+    }
+}
+
+/// A panic elsewhere leaves the journal whole: a transaction that was not committed is rolled back before the next.
+fn lock(writer: &Mutex<Writer>) -> std::sync::MutexGuard<'_, Writer> {
+    writer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The largest message that is kept: 16 MiB.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+#[cfg(test)]
+mod suite;

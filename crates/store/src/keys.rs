@@ -32,6 +32,14 @@ pub enum Purpose {
     Audit,
     /// The proof that a ledger and a keyring belong together.
     Ledger,
+    /// A call that is answered on a stream.
+    Call,
+    /// An event of a stream.
+    Event,
+    /// A question of a server to a client.
+    Question,
+    /// How far a server's own stream was read.
+    Source,
 }
 
 impl Purpose {
@@ -45,6 +53,10 @@ impl Purpose {
             Self::Card => b"card",
             Self::Audit => b"audit",
             Self::Ledger => b"ledger",
+            Self::Call => b"call",
+            Self::Event => b"event",
+            Self::Question => b"question",
+            Self::Source => b"source",
         }
     }
 }

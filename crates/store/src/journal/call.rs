@@ -7,6 +7,7 @@ use mainstay_core::call::StreamId;
 use mainstay_core::id::{Epoch, ServerName};
 use mainstay_core::time::Timestamp;
 
+use super::body::{Kind, Reader, Writer};
 use super::event::Source;
 
 /// A call that is answered on a stream. The stream's id is the one under which it went to its server.
@@ -30,6 +31,32 @@ impl fmt::Debug for Call {
     }
 }
 
+impl Call {
+    /// The body of its row, to be sealed.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut body = Writer::new(Kind::Call, self.request.len());
+        body.bytes(self.server.as_str().as_bytes());
+        body.bytes(self.method.as_bytes());
+        body.option(self.name.as_deref());
+        body.bytes(&self.request);
+        body.time(self.started_at);
+        body.done()
+    }
+
+    /// The call whose row has this body.
+    pub(super) fn decode(body: Vec<u8>) -> Option<Self> {
+        Reader::whole(Kind::Call, body, |body| {
+            Some(Self {
+                server: ServerName::parse(&body.text()?)?,
+                method: body.text()?,
+                name: body.option()?,
+                request: body.bytes()?,
+                started_at: body.time()?,
+            })
+        })
+    }
+}
+
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ending {
@@ -39,6 +66,24 @@ pub enum Ending {
     Unknown,
     /// Without a response: it was cancelled, or had nothing to answer.
     Silent,
+}
+
+impl Ending {
+    /// Its number in bodies and columns; 0 is none. Frozen.
+    pub(super) const fn number(ending: Option<Self>) -> u8 {
+        match ending {
+            None => 0,
+            Some(Self::Answered) => 1,
+            Some(Self::Unknown) => 2,
+            Some(Self::Silent) => 3,
+        }
+    }
+
+    /// The ending of this number, or none.
+    pub(super) fn of(number: u8) -> Option<Option<Self>> {
+        let all = [None, Some(Self::Answered), Some(Self::Unknown), Some(Self::Silent)];
+        all.into_iter().find(|ending| Self::number(*ending) == number)
+    }
 }
 
 /// What is known of a stream, apart from its events.
@@ -59,4 +104,39 @@ pub struct StreamRecord {
     pub ending: Option<Ending>,
     /// How far the server's own stream was read: what comes up to here is known already.
     pub source: Option<Source>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::suite::{at, hex};
+    use super::*;
+
+    fn call() -> Call {
+        Call {
+            server: ServerName::parse("files").unwrap(),
+            method: "tools/call".into(),
+            name: Some("read".into()),
+            request: Bytes::from_static(b"\"a\""),
+            started_at: at(0),
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_a_call_are_frozen() {
+        assert_eq!(
+            hex(&call().encode()),
+            "01010000000566696c65730000000a746f6f6c732f63616c6c01000000047265616400000003226122\
+             0000018bcfe56800"
+        );
+    }
+
+    #[test]
+    fn a_call_reads_back_and_nothing_else_does() {
+        for call in [call(), Call { name: None, request: Bytes::new(), ..call() }] {
+            let body = call.encode();
+            assert_eq!(Call::decode(body.clone()), Some(call));
+            (0..body.len()).for_each(|length| assert_eq!(Call::decode(body[..length].to_vec()), None));
+            assert_eq!(Call::decode([body, vec![0]].concat()), None);
+        }
+    }
 }

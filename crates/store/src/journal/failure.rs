@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use mainstay_core::id::Epoch;
 use rusqlite::ErrorCode;
 use thiserror::Error;
 
@@ -50,6 +51,12 @@ pub enum Failure {
     /// SQLite refused; it may be over soon.
     #[error("the journal is unavailable")]
     Unavailable(#[source] Arc<rusqlite::Error>),
+    /// A later worker has claimed the stream.
+    #[error("the stream is claimed by epoch {by}")]
+    Claimed {
+        /// Its epoch.
+        by: Epoch,
+    },
     /// The thread that owns the connection is gone.
     #[error("the journal's thread is gone")]
     Stopped,
@@ -60,6 +67,7 @@ impl Failure {
     pub(super) const fn lost(&self) -> Lost {
         match self {
             Self::Full(_) => Lost::Full,
+            Self::Claimed { .. } => Lost::Claimed,
             Self::Unavailable(_) | Self::Stopped => Lost::Unavailable,
         }
     }

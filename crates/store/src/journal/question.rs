@@ -7,6 +7,8 @@ use mainstay_core::call::StreamId;
 use mainstay_core::id::SessionKey;
 use mainstay_core::time::Timestamp;
 
+use super::body::{Kind, Reader, Writer};
+
 /// A question and where its answer leads.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Question {
@@ -23,6 +25,27 @@ pub struct Question {
 impl fmt::Debug for Question {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Question").field("asked", &self.asked).field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
+impl Question {
+    /// The body of its row but for the id under which it was asked, which it is bound to. To be sealed.
+    pub(super) fn encode(&self, on: StreamId) -> Vec<u8> {
+        let mut body = Writer::new(Kind::Question, self.original.len());
+        body.stream(on);
+        body.bytes(&self.original);
+        body.time(self.asked_at);
+        body.time(self.deadline);
+        body.done()
+    }
+
+    /// The question `asked` whose row has this body, and the stream that it went out on.
+    pub(super) fn decode(asked: StreamId, body: Vec<u8>) -> Option<(StreamId, Self)> {
+        Reader::whole(Kind::Question, body, |body| {
+            let on = body.stream()?;
+            let question = Self { asked, original: body.bytes()?, asked_at: body.time()?, deadline: body.time()? };
+            Some((on, question))
+        })
     }
 }
 
@@ -48,4 +71,25 @@ pub enum Answered {
     Again,
     /// No such question is kept: it was never asked, or could not be kept, or is long past.
     Unasked,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::suite::{at, hex, stream};
+    use super::*;
+
+    #[test]
+    fn the_bytes_of_a_question_are_frozen_and_read_back() {
+        let original = Bytes::from_static(b"7");
+        let question = Question { asked: stream(5), original, asked_at: at(0), deadline: at(1) };
+        let body = question.encode(stream(4));
+        assert_eq!(
+            hex(&body),
+            "0301000000000000000300000000000000040000000137\
+             0000018bcfe568000000018bcfe56be8"
+        );
+        assert_eq!(Question::decode(stream(5), body.clone()), Some((stream(4), question)));
+        (0..body.len()).for_each(|length| assert_eq!(Question::decode(stream(5), body[..length].to_vec()), None));
+        assert_eq!(Question::decode(stream(5), [body, vec![0]].concat()), None);
+    }
 }
