@@ -234,6 +234,13 @@ impl Inbox {
         self.buffer.extend_from_slice(&self.landing[..count]);
         Ok(count)
     }
+
+    /// Waits for bytes and drops them, and descriptors with them; 0 at the end of the stream. Cancel-safe.
+    pub(crate) async fn skip(&mut self, socket: &Socket) -> io::Result<usize> {
+        let count = socket.receive(&mut self.landing, &mut self.fds).await?;
+        self.fds.clear();
+        Ok(count)
+    }
 }
 
 /// The length prefix of a message, in bytes.

@@ -6,19 +6,22 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mainstay_core::wire::lines::Line;
+use mainstay_core::wire::lines::{Line, LineSplitter};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::custody::Frames;
 use crate::identity::ProcessIdentity;
 use crate::open_calls::OpenCalls;
+use crate::pidfd::Status;
 use crate::protocol::{FRAME_BYTES_MAX, Holding, ProtocolError, ToWorker};
 use crate::stderr::Ring;
 use crate::tree::Tree;
-use crate::types::{CallTag, ChildId, Exit, OPEN_CALLS_MAX, STDIN_BYTES_MAX};
+use crate::types::{CallTag, ChildId, Exit, LINE_BYTES_MAX, OPEN_CALLS_MAX, STDIN_BYTES_MAX};
 
+pub(crate) mod carry;
 pub(crate) mod end;
+pub(crate) mod pipe;
 pub(crate) mod start;
 pub(crate) mod stdio;
 
@@ -31,6 +34,7 @@ pub(crate) struct Child {
     pub(crate) identity: ProcessIdentity,
     pub(crate) spawned_at_unix_ms: u64,
     state: RefCell<State>,
+    pub(crate) pipes: RefCell<stdio::Pipes>,
     /// Frames were acknowledged, or need not be kept: its stdout may be read again.
     pub(crate) room: Notify,
     /// Frames wait for its stdin, or it is to be closed.
@@ -42,30 +46,74 @@ pub(crate) struct Child {
 }
 
 struct State {
+    /// What came out of stdout and is no frame yet.
+    output: LineSplitter,
     frames: Frames,
     calls: OpenCalls,
     stdin: Stdin,
     stderr: Ring,
     end: Option<EndPlan>,
+    /// TERM was sent: once, so that nobody's tidying up is interrupted by a second one.
+    was_terminated: bool,
+    /// Processes that were found to belong to its tree.
+    known: BTreeSet<ProcessIdentity>,
     is_gone: bool,
+    /// How its leader ended, once it is gone.
+    status: Option<Status>,
     exit: Option<Exit>,
     exit_is_told: bool,
     is_forgotten: bool,
 }
 
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            output: LineSplitter::new(LINE_BYTES_MAX),
+            frames: Frames::default(),
+            calls: OpenCalls::default(),
+            stdin: Stdin::default(),
+            stderr: Ring::default(),
+            end: None,
+            was_terminated: false,
+            known: BTreeSet::new(),
+            is_gone: false,
+            status: None,
+            exit: None,
+            exit_is_told: false,
+            is_forgotten: false,
+        }
+    }
+}
+
 /// Frames on their way into the child.
 #[derive(Default)]
 struct Stdin {
+    /// The frame that is being written.
+    current: Option<Begun>,
     queue: VecDeque<Bytes>,
+    /// Of all that waits, the frame that is being written included.
     queued_bytes: usize,
     accepted: u64,
     written: u64,
     told_written: u64,
     /// Bytes written that the worker has not been told of.
     untold_bytes: usize,
-    is_partly_written: bool,
     /// Nothing is taken any more; what is queued is still written.
     is_closing: bool,
+}
+
+/// A frame on its way into the pipe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Begun {
+    pub(crate) frame: Bytes,
+    /// How much of it is in the pipe; the line end comes behind it and counts.
+    pub(crate) written: usize,
+}
+
+impl Stdin {
+    fn is_partly_written(&self) -> bool {
+        self.current.as_ref().is_some_and(|begun| begun.written > 0)
+    }
 }
 
 /// When an ending child, whose input has ended already, is pressed harder.
@@ -77,7 +125,11 @@ pub(crate) struct EndPlan {
 
 /// What a task that writes to a child's stdin does next.
 pub(crate) enum StdinWork {
-    Frame(Bytes),
+    /// This frame and its line end, but for the first bytes.
+    Write {
+        frame: Bytes,
+        from: usize,
+    },
     Wait,
     Close,
 }
@@ -96,17 +148,8 @@ impl Child {
             marker: spawn.marker.clone(),
             identity,
             spawned_at_unix_ms,
-            state: RefCell::new(State {
-                frames: Frames::default(),
-                calls: OpenCalls::default(),
-                stdin: Stdin::default(),
-                stderr: Ring::default(),
-                end: None,
-                is_gone: false,
-                exit: None,
-                exit_is_told: false,
-                is_forgotten: false,
-            }),
+            state: RefCell::new(State::default()),
+            pipes: RefCell::default(),
             room: Notify::new(),
             stdin_work: Notify::new(),
             end_ordered: Notify::new(),
@@ -114,8 +157,15 @@ impl Child {
         }
     }
 
+    /// How its processes are recognised.
     pub(crate) fn tree(&self) -> Tree {
-        Tree { leader: Some(self.identity), has_members: true, marker: self.marker.clone(), known: BTreeSet::new() }
+        let known = self.state.borrow().known.clone();
+        Tree { leader: Some(self.identity), has_members: true, marker: self.marker.clone(), known }
+    }
+
+    /// These were found to belong to it, and do so whatever becomes of their parents.
+    fn know(&self, members: impl Iterator<Item = ProcessIdentity>) {
+        self.state.borrow_mut().known.extend(members);
     }
 
     // What it says.
@@ -123,6 +173,23 @@ impl Child {
     pub(crate) fn has_room(&self) -> bool {
         let state = self.state.borrow();
         state.is_forgotten || state.frames.has_room()
+    }
+
+    fn push_output(&self, bytes: &[u8]) {
+        self.state.borrow_mut().output.push(bytes);
+    }
+
+    fn has_output_buffered(&self) -> bool {
+        self.state.borrow().output.buffered() > 0
+    }
+
+    fn next_output_line(&self) -> Option<Line> {
+        self.state.borrow_mut().output.next_line()
+    }
+
+    /// Nothing more comes out of it. Returns the line that it never ended.
+    fn end_output(&self) -> Option<Bytes> {
+        self.state.borrow_mut().output.finish()
     }
 
     pub(crate) fn push_line(&self, line: Line) {
@@ -227,27 +294,34 @@ impl Child {
         tags.iter().for_each(|tag| calls.settle(*tag));
     }
 
-    pub(crate) fn next_stdin_work(&self) -> StdinWork {
+    fn next_stdin_work(&self) -> StdinWork {
         let stdin = &mut self.state.borrow_mut().stdin;
-        match stdin.queue.pop_front() {
-            Some(frame) => StdinWork::Frame(frame),
+        if stdin.current.is_none() {
+            stdin.current = stdin.queue.pop_front().map(|frame| Begun { frame, written: 0 });
+        }
+        match &stdin.current {
+            Some(begun) => StdinWork::Write { frame: begun.frame.clone(), from: begun.written },
             None if stdin.is_closing => StdinWork::Close,
             None => StdinWork::Wait,
         }
     }
 
-    /// A frame went into the pipe, whole.
-    pub(crate) fn frame_written(&self, bytes: usize) {
+    /// So many more bytes went into the pipe; `true` if the frame is in it, whole.
+    fn input_written(&self, bytes: usize) -> bool {
         let stdin = &mut self.state.borrow_mut().stdin;
+        let Some(begun) = &mut stdin.current else {
+            return false;
+        };
+        begun.written += bytes;
+        let frame_bytes = begun.frame.len();
+        if begun.written <= frame_bytes {
+            return false;
+        }
+        stdin.current = None;
         stdin.written += 1;
-        stdin.queued_bytes = stdin.queued_bytes.saturating_sub(bytes);
-        stdin.untold_bytes += bytes;
-        stdin.is_partly_written = false;
-    }
-
-    /// A part of the next frame went into the pipe.
-    pub(crate) fn frame_begun(&self) {
-        self.state.borrow_mut().stdin.is_partly_written = true;
+        stdin.queued_bytes = stdin.queued_bytes.saturating_sub(frame_bytes);
+        stdin.untold_bytes += frame_bytes;
+        true
     }
 
     /// Nothing more is taken for its input, which ends behind what is queued already.
@@ -295,10 +369,18 @@ impl Child {
         self.state.borrow().is_gone
     }
 
-    fn set_gone(&self) {
+    fn was_terminated(&self) -> bool {
+        self.state.borrow().was_terminated
+    }
+
+    fn set_terminated(&self) {
+        self.state.borrow_mut().was_terminated = true;
+    }
+
+    fn set_gone(&self, status: Option<Status>) {
         {
             let mut state = self.state.borrow_mut();
-            state.is_gone = true;
+            (state.is_gone, state.status) = (true, status);
             // What it was not given it will never get.
             state.stdin.queue.clear();
             state.stdin.queued_bytes = 0;
@@ -307,15 +389,18 @@ impl Child {
         self.gone.notify_waiters();
     }
 
-    fn set_exit(&self, code: Option<i32>, signal: Option<i32>) {
+    /// All that it wrote is in custody. Returns how it ended, if that is known.
+    fn set_exit(&self) -> Option<Status> {
         let mut state = self.state.borrow_mut();
+        let Status { code, signal } = state.status.unwrap_or_default();
         state.exit = Some(Exit {
             code,
             signal,
             frames_written: state.stdin.written,
-            frame_partly_written: state.stdin.is_partly_written,
+            frame_partly_written: state.stdin.is_partly_written(),
             stderr_tail: state.stderr.tail(),
         });
+        state.status
     }
 
     /// Nobody will ask for it again: it is ended if it runs, and its output is not kept. `true` once it has ended.

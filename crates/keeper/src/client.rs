@@ -484,28 +484,31 @@ struct Greeting {
 impl Greeting {
     async fn read(socket: &Socket) -> Result<Self, AttachError> {
         let mut inbox = Inbox::default();
-        let (welcome, listeners) = match next(socket, &mut inbox).await? {
-            ToWorker::Refused { version } => {
-                return Err(AttachError::Version { keeper: version, worker: PROTOCOL_VERSION });
-            }
-            ToWorker::Welcome(welcome) => {
-                let taken: Result<_, ProtocolError> = welcome.listeners.iter().map(|_| inbox.take_fd()).collect();
-                (welcome, taken?)
-            }
-            _ => return Err(ProtocolError::Order.into()),
+        let first = next(socket, &mut inbox).await?;
+        if let ToWorker::Refused { version } = first {
+            return Err(AttachError::Version { keeper: version, worker: PROTOCOL_VERSION });
+        }
+        let ToWorker::Welcome(welcome) = first else {
+            return Err(ProtocolError::Order.into());
         };
-        let listeners: Option<Vec<OwnedFd>> = Vec::into_iter(listeners).collect();
-        let listeners = listeners.ok_or(ProtocolError::Field("listeners"))?;
+        let mut listeners = Vec::new();
+        for _ in &welcome.listeners {
+            listeners.push(inbox.take_fd()?.ok_or(ProtocolError::Field("listeners"))?);
+        }
         let (mut children, mut connections) = (Vec::new(), Vec::new());
         loop {
-            match next(socket, &mut inbox).await? {
-                ToWorker::Held(held) => children.push(held),
-                ToWorker::Connection(Passing { listener, read }) => match inbox.take_fd()? {
+            let message = next(socket, &mut inbox).await?;
+            if let ToWorker::Held(held) = message {
+                children.push(held);
+            } else if let ToWorker::Connection(Passing { listener, read }) = message {
+                match inbox.take_fd()? {
                     Some(socket) => connections.push(Connection { listener, socket, read }),
                     None => tracing::warn!(listener, "no descriptor is left for a connection that was passed on"),
-                },
-                ToWorker::Begin => return Ok(Self { welcome, listeners, children, connections, inbox }),
-                _ => return Err(ProtocolError::Order.into()),
+                }
+            } else if message == ToWorker::Begin {
+                return Ok(Self { welcome, listeners, children, connections, inbox });
+            } else {
+                return Err(ProtocolError::Order.into());
             }
         }
     }

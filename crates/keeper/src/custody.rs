@@ -7,6 +7,7 @@ use bytes::Bytes;
 use mainstay_core::wire::lines::Line;
 
 use crate::protocol::ToWorker;
+use crate::renewal::state::FramesState;
 use crate::types::{CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, ChildId};
 
 /// The frames of one child that are not dealt with. Any of them may be dealt with before those that came earlier: the
@@ -65,6 +66,26 @@ impl Frames {
     /// A new worker: it is sent everything that is kept.
     pub(crate) fn rewind(&mut self) {
         self.sent_through = 0;
+    }
+
+    /// What is kept, for a keeper that goes on in this one's place.
+    pub(crate) fn carried(&self) -> FramesState {
+        FramesState {
+            kept: self.kept.iter().map(|(number, line)| (*number, line.clone())).collect(),
+            last_number: self.last_number,
+            is_discarding: self.is_discarding,
+        }
+    }
+
+    /// The frames of an earlier keeper. The next worker is sent all of them.
+    pub(crate) fn of_carried(carried: FramesState) -> Self {
+        Self {
+            bytes: carried.kept.iter().map(|(_, line)| cost_of(line)).sum(),
+            kept: carried.kept.into_iter().collect(),
+            last_number: carried.last_number,
+            sent_through: 0,
+            is_discarding: carried.is_discarding,
+        }
     }
 
     /// Nobody will ask for what is kept, nor for what comes.

@@ -14,17 +14,29 @@ use tokio::time::Instant;
 use crate::child::{Child, start};
 use crate::identity::ProcessIdentity;
 use crate::link::Link;
+use crate::passed::Passed;
 use crate::protocol::{ProtocolError, ToKeeper, ToWorker};
 use crate::record::records_dir;
 use crate::stderr::{Log, file_name, logs_dir};
 use crate::tree::Census;
-use crate::types::{ChildId, Spawn};
+use crate::types::{ChildId, Handover, Spawn};
 
 /// Everything that outlives workers.
 pub(crate) struct Keeper {
     pub(crate) identity: ProcessIdentity,
     pub(crate) listeners: Vec<(String, TcpListener)>,
-    pub(crate) settings: Bytes,
+    /// What the next worker is given.
+    settings: RefCell<Bytes>,
+    /// The version of this program.
+    version: RefCell<String>,
+    /// How the last handover went.
+    handover: RefCell<Option<Handover>>,
+    /// Connections on their way to the next worker.
+    passed: RefCell<Passed>,
+    /// A worker's wish for a successor.
+    succession: RefCell<Option<Asked>>,
+    /// A worker has such a wish.
+    pub(crate) succession_asked: Notify,
     records_dir: PathBuf,
     logs_dir: PathBuf,
     children: RefCell<BTreeMap<ChildId, Rc<Child>>>,
@@ -45,6 +57,14 @@ pub(crate) struct Keeper {
     pub(crate) child_is_gone: Notify,
 }
 
+/// What a keeper remembers that is no child.
+pub(crate) struct Carried {
+    pub(crate) last_child: u64,
+    /// Oldest first.
+    pub(crate) ended_markers: Vec<String>,
+    pub(crate) shutdown: Option<bool>,
+}
+
 impl Keeper {
     pub(crate) fn new(
         identity: ProcessIdentity,
@@ -55,7 +75,12 @@ impl Keeper {
         Self {
             identity,
             listeners,
-            settings: settings.into(),
+            settings: RefCell::new(settings.into()),
+            version: RefCell::default(),
+            handover: RefCell::default(),
+            passed: RefCell::default(),
+            succession: RefCell::default(),
+            succession_asked: Notify::new(),
             records_dir: records_dir(state_dir),
             logs_dir: logs_dir(state_dir),
             children: RefCell::default(),
@@ -70,6 +95,43 @@ impl Keeper {
             shutdown_asked: Notify::new(),
             child_is_gone: Notify::new(),
         }
+    }
+
+    /// What the next worker is given.
+    pub(crate) fn settings(&self) -> Bytes {
+        self.settings.borrow().clone()
+    }
+
+    /// Changes what the next worker is given; returns what it was.
+    pub(crate) fn replace_settings(&self, settings: Bytes) -> Bytes {
+        self.settings.replace(settings)
+    }
+
+    pub(crate) fn version(&self) -> String {
+        self.version.borrow().clone()
+    }
+
+    pub(crate) fn set_version(&self, version: String) {
+        *self.version.borrow_mut() = version;
+    }
+
+    /// How the last handover went, or goes if its successor gets ready.
+    pub(crate) fn handover(&self) -> Option<Handover> {
+        self.handover.borrow().clone()
+    }
+
+    pub(crate) fn set_handover(&self, handover: Option<Handover>) {
+        *self.handover.borrow_mut() = handover;
+    }
+
+    /// The connections on their way to the next worker.
+    pub(crate) fn passed(&self) -> std::cell::RefMut<'_, Passed> {
+        self.passed.borrow_mut()
+    }
+
+    /// A worker's wish for a successor that nobody has taken up yet.
+    pub(crate) fn take_succession(&self) -> Option<Asked> {
+        self.succession.borrow_mut().take()
     }
 
     pub(crate) fn records_dir(&self) -> &Path {
@@ -180,11 +242,36 @@ impl Keeper {
         }
     }
 
+    // What is taken along when another program goes on in this one's place, beside children.
+
+    pub(crate) fn carried(&self) -> Carried {
+        let ended_markers = self.ended_markers.borrow().iter().cloned().collect();
+        Carried { last_child: self.last_child.get(), ended_markers, shutdown: self.shutdown.get() }
+    }
+
+    /// Goes on where another was.
+    pub(crate) fn go_on_from(&self, carried: Carried) {
+        self.last_child.set(carried.last_child);
+        *self.ended_markers.borrow_mut() = carried.ended_markers.into();
+        self.shutdown.set(carried.shutdown);
+        if carried.shutdown.is_some() {
+            self.shutdown_asked.notify_one();
+        }
+    }
+
     // The worker in charge.
 
-    /// `link` is the worker that children belong to from now on; `None` while there is none.
-    pub(crate) fn put_in_charge(&self, link: Option<Rc<Link>>) {
-        *self.link.borrow_mut() = link;
+    /// `link` is the worker that children belong to from now on.
+    pub(crate) fn put_in_charge(&self, link: Rc<Link>) {
+        *self.link.borrow_mut() = Some(link);
+    }
+
+    /// The worker behind `link` is not in charge any more, if it was.
+    pub(crate) fn dismiss(&self, link: &Rc<Link>) {
+        let mut in_charge = self.link.borrow_mut();
+        if in_charge.as_ref().is_some_and(|known| Rc::ptr_eq(known, link)) {
+            *in_charge = None;
+        }
     }
 
     /// There is something to tell of the child.
@@ -207,10 +294,14 @@ impl Keeper {
     }
 
     /// Does what a worker says.
-    pub(crate) fn handle(self: &Rc<Self>, link: &Link, message: ToKeeper) -> Result<(), ProtocolError> {
+    pub(crate) fn handle(self: &Rc<Self>, link: &Rc<Link>, message: ToKeeper) -> Result<(), ProtocolError> {
         match message {
+            // Children are its successor's, and it has said its last word.
+            _ if link.is_leaving() => {}
             ToKeeper::Hello { .. } => return Err(ProtocolError::Order),
             ToKeeper::Ready => link.set_ready(),
+            ToKeeper::Waiting => link.waiting_said.notify_one(),
+            ToKeeper::Pong => link.set_answered(),
             ToKeeper::Spawn { request, spawn } => link.reply(self.spawn(request, &spawn))?,
             ToKeeper::Write { child, tag, frame } => {
                 if let Some(child) = self.child(child) {
@@ -246,11 +337,23 @@ impl Keeper {
                 self.shutdown.set(Some(retire));
                 self.shutdown_asked.notify_one();
             }
-            ToKeeper::Succeed { request, .. } => {
-                link.reply(ToWorker::NotSucceeding { request, reason: "handovers are not ready".to_owned() })?;
+            ToKeeper::Succeed { request, upgrade } => {
+                let asked = Asked { link: Rc::clone(link), request, upgrade };
+                match &mut *self.succession.borrow_mut() {
+                    Some(_) => asked.refuse(UNDER_WAY),
+                    slot => *slot = Some(asked),
+                }
+                self.succession_asked.notify_one();
             }
-            ToKeeper::Connection(_) | ToKeeper::HandedOver => return Err(ProtocolError::Order),
-            ToKeeper::Pong | ToKeeper::Waiting => {}
+            // Its descriptor is taken where it arrives.
+            ToKeeper::Connection(_) => return Err(ProtocolError::Order),
+            ToKeeper::HandedOver => {
+                if !link.is_handing_over() {
+                    return Err(ProtocolError::Order);
+                }
+                self.dismiss(link);
+                link.leave();
+            }
         }
         Ok(())
     }
@@ -265,6 +368,36 @@ impl Keeper {
         }
     }
 }
+
+/// A worker asks for a successor.
+pub(crate) struct Asked {
+    link: Rc<Link>,
+    request: u64,
+    /// Of another program, rather than with other settings alone.
+    pub(crate) upgrade: bool,
+}
+
+impl Asked {
+    /// Nothing has changed, and why.
+    pub(crate) fn refuse(&self, reason: &str) {
+        let reason = reason.to_owned();
+        self.answer(ToWorker::NotSucceeding { request: self.request, reason });
+    }
+
+    /// Nothing stands against it.
+    pub(crate) fn grant(&self) {
+        self.answer(ToWorker::Succeeding { request: self.request });
+    }
+
+    fn answer(&self, reply: ToWorker) {
+        if let Err(error) = self.link.reply(reply) {
+            tracing::warn!(%error, "a worker that asked for a successor does not listen");
+        }
+    }
+}
+
+/// Why a second handover is refused while there is one.
+pub(crate) const UNDER_WAY: &str = "another handover is under way";
 
 /// The size of the buffer that all pipes are read with, in bytes: what a pipe holds.
 const SCRATCH_BYTES: usize = 64 * 1024;

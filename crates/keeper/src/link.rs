@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use tokio::time::Instant;
 use crate::channel::{Inbox, Outbox};
 use crate::child::Child;
 use crate::keeper::Keeper;
-use crate::protocol::{PROTOCOL_VERSION, ProtocolError, ToKeeper, ToWorker, Welcoming};
+use crate::passed::Held;
+use crate::protocol::{PROTOCOL_VERSION, Passing, ProtocolError, ToKeeper, ToWorker, Welcoming};
 use crate::socket::Socket;
 use crate::types::ChildId;
 
@@ -39,6 +40,17 @@ pub(crate) struct Link {
     is_ready: Cell<bool>,
     /// The worker has said that it serves.
     pub(crate) ready_said: Notify,
+    /// The worker has said that it waits for something that another would wait for, too.
+    pub(crate) waiting_said: Notify,
+    /// The worker was ordered to hand over.
+    is_handing_over: Cell<bool>,
+    /// It has done so.
+    is_leaving: Cell<bool>,
+    pub(crate) handed_over_said: Notify,
+    /// How many times in a row it was asked for a sign of life and gave none.
+    unanswered: Cell<u32>,
+    /// A message stands in the socket of which a part is still to come.
+    is_mid_message: Cell<bool>,
 }
 
 /// What is to be sent, beyond what is encoded already.
@@ -64,7 +76,20 @@ impl Link {
             work: Notify::new(),
             is_ready: Cell::new(false),
             ready_said: Notify::new(),
+            waiting_said: Notify::new(),
+            is_handing_over: Cell::new(false),
+            is_leaving: Cell::new(false),
+            handed_over_said: Notify::new(),
+            unanswered: Cell::new(0),
+            is_mid_message: Cell::new(false),
         }
+    }
+
+    /// The connection of a worker that had handed over before the keeper was renewed.
+    pub(crate) fn leaving(worker_number: u64, socket: Socket) -> Self {
+        let link = Self::new(worker_number, socket);
+        link.is_leaving.set(true);
+        link
     }
 
     pub(crate) fn is_ready(&self) -> bool {
@@ -78,12 +103,65 @@ impl Link {
 
     /// Orders the worker to finish and exit.
     pub(crate) fn drain(&self, retire: bool) {
-        self.outgoing.borrow_mut().replies.push_back(ToWorker::Drain { retire });
+        self.say(ToWorker::Drain { retire });
+    }
+
+    /// Orders the worker to hand over.
+    pub(crate) fn order_handover(&self) {
+        self.is_handing_over.set(true);
+        self.say(ToWorker::HandOver);
+    }
+
+    pub(crate) fn is_handing_over(&self) -> bool {
+        self.is_handing_over.get()
+    }
+
+    /// The worker has said its last word on children.
+    pub(crate) fn leave(&self) {
+        self.is_leaving.set(true);
+        *self.outgoing.borrow_mut() = Outgoing::default();
+        self.handed_over_said.notify_one();
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.is_leaving.get()
+    }
+
+    /// Asks for a sign of life; `false` if that was done in vain too often.
+    pub(crate) fn ping(&self) -> bool {
+        // Counted, not timed: a keeper that was stopped itself has not listened either.
+        if self.unanswered.get() >= PINGS_UNANSWERED_MAX {
+            return false;
+        }
+        self.unanswered.set(self.unanswered.get() + 1);
+        self.say(ToWorker::Ping);
+        true
+    }
+
+    /// The worker lives.
+    pub(crate) fn set_answered(&self) {
+        self.unanswered.set(0);
+    }
+
+    /// Whether a message stands in the socket of which a part is still to come.
+    pub(crate) fn is_mid_message(&self) -> bool {
+        self.is_mid_message.get()
+    }
+
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn say(&self, message: ToWorker) {
+        self.outgoing.borrow_mut().replies.push_back(message);
         self.work.notify_one();
     }
 
     /// Answers a request.
     pub(crate) fn reply(&self, reply: ToWorker) -> Result<(), ProtocolError> {
+        if self.is_leaving() {
+            return Ok(());
+        }
         let replies = &mut self.outgoing.borrow_mut().replies;
         // A worker asks for less at a time.
         if replies.len() >= REPLIES_MAX {
@@ -191,14 +269,13 @@ pub(crate) async fn serve(keeper: Rc<Keeper>, link: Rc<Link>) -> Result<(), Link
 /// Sends the listening sockets and all children, and puts the worker in charge of them.
 async fn welcome(keeper: &Rc<Keeper>, link: &Rc<Link>, outbox: &mut Outbox) -> Result<(), LinkError> {
     let listeners = keeper.listeners.iter().map(|(name, _)| name.clone()).collect();
-    let (identity, settings) = (keeper.identity, keeper.settings.clone());
     let welcome = Welcoming {
-        keeper: identity,
+        keeper: keeper.identity,
         worker_number: link.worker_number,
         listeners,
-        keeper_version: String::new(),
-        handover: None,
-        settings,
+        keeper_version: keeper.version(),
+        handover: keeper.handover(),
+        settings: keeper.settings(),
     };
     ToWorker::Welcome(welcome).encode(outbox);
     let fds: Vec<_> = keeper.listeners.iter().map(|(_, listener)| listener.as_fd()).collect();
@@ -210,20 +287,58 @@ async fn welcome(keeper: &Rc<Keeper>, link: &Rc<Link>, outbox: &mut Outbox) -> R
             link.offer(child.id);
         }
     }
+    let passed = keeper.passed().take();
+    if !passed.is_empty() {
+        tracing::debug!(worker = link.worker_number, connections = passed.len(), "connections go to the next worker");
+    }
+    for Held { listener, socket, read } in passed {
+        outbox.attach(socket);
+        ToWorker::Connection(Passing { listener, read }).encode(outbox);
+    }
     ToWorker::Begin.encode(outbox);
-    keeper.put_in_charge(Some(Rc::clone(link)));
+    keeper.put_in_charge(Rc::clone(link));
     Ok(())
 }
 
-async fn receive(keeper: &Rc<Keeper>, link: &Link, mut inbox: Inbox) -> Result<(), LinkError> {
+async fn receive(keeper: &Rc<Keeper>, link: &Rc<Link>, mut inbox: Inbox) -> Result<(), LinkError> {
     loop {
         while let Some(message) = inbox.next_message()? {
-            keeper.handle(link, ToKeeper::decode(message)?)?;
+            let message = ToKeeper::decode(message)?;
+            if let ToKeeper::Connection(passing) = message {
+                let socket = inbox.take_fd()?;
+                match (link.is_leaving(), link.is_handing_over()) {
+                    (true, _) => {}
+                    (false, true) => keeper.passed().hold(passing, socket),
+                    (false, false) => return Err(ProtocolError::Order.into()),
+                }
+            } else {
+                keeper.handle(link, message)?;
+            }
         }
         if inbox.fill(&link.socket).await? == 0 {
             return Ok(());
         }
         consume_budget().await;
+    }
+}
+
+/// Listens to a worker that had handed over before the keeper was renewed, until it closes the socket. What it says
+/// concerns nobody; unless a message was cut short by the renewal, it can still be told to finish.
+pub(crate) async fn see_off(keeper: Rc<Keeper>, link: Rc<Link>, is_mid_message: bool) -> Result<(), LinkError> {
+    let listen = async {
+        let mut inbox = Inbox::default();
+        while inbox.skip(&link.socket).await? > 0 {
+            consume_budget().await;
+        }
+        Ok(())
+    };
+    link.is_mid_message.set(is_mid_message);
+    if is_mid_message {
+        return listen.await;
+    }
+    tokio::select! {
+        listened = listen => listened,
+        never = send(&keeper, &link, Outbox::default()) => match never {},
     }
 }
 
@@ -235,7 +350,9 @@ async fn send(keeper: &Keeper, link: &Link, mut outbox: Outbox) -> std::convert:
             wait_for_work(link).await;
             continue;
         }
-        let written = match outbox.try_write(&link.socket) {
+        let tried = outbox.try_write(&link.socket);
+        link.is_mid_message.set(!outbox.is_empty());
+        let written = match tried {
             Ok(true) => Ok(()),
             Ok(false) => outbox.writable(&link.socket).await,
             Err(error) => Err(error),
@@ -269,6 +386,9 @@ const TURN_BYTES: usize = 64 * 1024;
 
 /// How many replies may wait to be sent.
 const REPLIES_MAX: usize = 1024;
+
+/// How often a worker is asked in vain for a sign of life before it is given up.
+pub(crate) const PINGS_UNANSWERED_MAX: u32 = 4;
 
 /// How long news of a child's stdin may wait for company.
 const WRITTEN_DELAY: Duration = Duration::from_millis(20);

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -95,11 +96,22 @@ pub fn read_owner(state_dir: &Path) -> Option<Owner> {
 }
 
 impl Lock {
+    /// The lock that a descriptor of the lock file holds already, because it was carried over an execution.
+    pub(crate) fn from_descriptor(descriptor: OwnedFd) -> Self {
+        Self { file: descriptor.into() }
+    }
+
     fn sign(&mut self, note: &str) -> io::Result<()> {
         let identity = Some(ProcessIdentity::of_self()?);
         let record = Record { subject: Subject::Owner, identity, text: note.to_owned() };
         self.file.set_len(0)?;
         self.file.write_all(record.encode().as_bytes())
+    }
+}
+
+impl AsFd for Lock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::renewal::state::CallsState;
 use crate::types::{CallTag, OPEN_CALLS_MAX};
 
 /// The calls of one child whose frame was taken and that no worker has settled.
@@ -39,6 +40,22 @@ impl OpenCalls {
     /// The open calls, oldest first.
     pub(crate) fn list(&self) -> Vec<CallTag> {
         self.by_age.values().copied().collect()
+    }
+
+    /// What is known, for a keeper that goes on in this one's place.
+    pub(crate) fn carried(&self) -> CallsState {
+        CallsState { open: self.list(), forgotten: self.forgotten }
+    }
+
+    /// The calls of an earlier keeper.
+    pub(crate) fn of_carried(carried: CallsState) -> Self {
+        let by_age: BTreeMap<u64, CallTag> = (1..).zip(carried.open).collect();
+        Self {
+            by_tag: by_age.iter().map(|(age, tag)| (*tag, *age)).collect(),
+            last: by_age.len() as u64,
+            by_age,
+            forgotten: carried.forgotten,
+        }
     }
 
     pub(crate) fn clear(&mut self) {

@@ -13,10 +13,13 @@ use crate::identity::{ProcessIdentity, raw_pid};
 use crate::keeper::Keeper;
 use crate::tree::{Census, signal_all};
 
-/// Reaps orphans whenever `child_signals` says that a process has ended. Never returns.
+/// Reaps orphans: those that have ended already, and then others whenever `child_signals` says so. Never returns.
 pub(crate) async fn reap(keeper: Rc<Keeper>, mut child_signals: Incoming) {
-    while child_signals.recv().await.is_some() {
+    loop {
         reap_once(&keeper).await;
+        if child_signals.recv().await.is_none() {
+            return;
+        }
     }
 }
 

@@ -1,9 +1,9 @@
-//! Waiting for the end of a process without reaping it.
+//! Waiting for the end of a process, with and without reaping it.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -24,6 +24,32 @@ impl PidFd {
         // that is shutting down.
         if self.0.readable().await.is_err() {
             std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Status {
+    /// The exit code, if it ended by itself.
+    pub(crate) code: Option<i32>,
+    /// The signal that ended it, if one did.
+    pub(crate) signal: Option<i32>,
+}
+
+/// Reaps the process if it has ended; `None` if it has not.
+///
+/// It must be a child of the calling process that nobody else reaps. Who started it makes no difference, so that one
+/// that was started before a renewal is reaped like any other.
+pub(crate) fn reap(pid: u32) -> io::Result<Option<Status>> {
+    let pid = raw_pid(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    loop {
+        match waitpid(Some(pid), WaitOptions::NOHANG) {
+            Ok(ended) => {
+                return Ok(ended.map(|(_, how)| Status { code: how.exit_status(), signal: how.terminating_signal() }));
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
         }
     }
 }

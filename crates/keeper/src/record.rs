@@ -100,6 +100,11 @@ impl RecordFile {
         Self::write(dir, &identity.pid().to_string(), &record)
     }
 
+    /// The record of `identity` that an earlier keeper in this process has made.
+    pub(crate) fn existing(dir: &Path, identity: ProcessIdentity) -> Self {
+        Self { path: dir.join(identity.pid().to_string()) }
+    }
+
     fn write(dir: &Path, name: &str, record: &Record) -> Result<Self, StateError> {
         write_whole_file(dir, name, record.encode().as_bytes())?;
         Ok(Self { path: dir.join(name) })

@@ -15,6 +15,18 @@ pub(crate) struct Respawn {
 }
 
 impl Respawn {
+    /// What another keeper remembers, as ages of the latest starts, oldest first.
+    pub(crate) fn from_parts(starts_ago: &[Duration], delayed: u32, now: Instant) -> Self {
+        let latest = &starts_ago[starts_ago.len().saturating_sub(RESPAWN_BURST)..];
+        // One before the clock began is as good as none.
+        Self { starts: latest.iter().filter_map(|ago| now.checked_sub(*ago)).collect(), delayed }
+    }
+
+    /// What there is to remember: the ages of the latest starts, oldest first, and how many in a row were delayed.
+    pub(crate) fn parts(&self, now: Instant) -> (Vec<Duration>, u32) {
+        (self.starts.iter().map(|start| now.duration_since(*start)).collect(), self.delayed)
+    }
+
     /// A worker was started.
     pub(crate) fn started(&mut self, now: Instant) {
         if self.starts.len() == RESPAWN_BURST {
@@ -72,6 +84,20 @@ mod tests {
     #[test]
     fn a_crash_loop_backs_off_up_to_a_minute() {
         assert_eq!(delays(&[10; 13]), [0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+    }
+
+    #[test]
+    fn t2_a_renewed_keeper_goes_on_backing_off() {
+        let (mut respawn, mut now) = (Respawn::default(), Instant::now() + Duration::from_secs(100));
+        for _ in 0..6 {
+            respawn.started(now);
+            now += respawn.delay_after_death(now);
+        }
+        let (starts_ago, delayed) = respawn.parts(now);
+        let mut renewed = Respawn::from_parts(&starts_ago, delayed, now);
+        renewed.started(now);
+        respawn.started(now);
+        assert_eq!(renewed.delay_after_death(now), respawn.delay_after_death(now));
     }
 
     #[test]

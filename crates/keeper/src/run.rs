@@ -1,41 +1,81 @@
 //! The keeper's process from its start to its end.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use rustix::process::{getpid, set_child_subreaper};
 use tokio::runtime::{LocalOptions, LocalRuntime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep_until};
 
 use crate::identity::ProcessIdentity;
 use crate::keeper::Keeper;
+use crate::leaving::Leaving;
+use crate::lock::Lock;
 use crate::orphans;
-use crate::protocol::{FRAME_BYTES_MAX, LISTENERS_MAX};
+use crate::protocol::{FRAME_BYTES_MAX, LISTENERS_MAX, Passing};
+use crate::renewal::state::RespawnState;
+use crate::renewal::{self, HeldSignals, RenewalError, Renewed};
 use crate::respawn::Respawn;
 use crate::state::{StateError, ensure_private_dir};
 use crate::stderr::logs_dir;
 use crate::sweep::sweep;
-use crate::worker::Worker;
+use crate::worker::Start;
+
+use dispatch::Dispatcher;
+use handover::{Carried, Step};
+use renew::see_off;
+use signals::{Signals, Wish};
+
+mod dispatch;
+mod handover;
+mod rehearsal;
+mod renew;
+mod signals;
 
 /// What the keeper is to hold and to run.
 pub struct Plan {
-    /// The worker's executable, normally the keeper's own.
+    /// The worker's executable: the program that the keeper itself runs, which must not be what has taken its name since
+    /// (requirement C9). Where there is one, `/proc/self/exe`.
     pub worker: PathBuf,
     /// Its arguments.
     pub worker_args: Vec<OsString>,
-    /// Named sockets, bound and listening. They are never closed while the keeper lives (requirement T1).
+    /// The program that an upgrade takes: an absolute path.
+    pub program: PathBuf,
+    /// The arguments with which a program is asked whether it could take over. It answers on standard output with its
+    /// settings and exits with 0, or says `error:` and why on standard error; it changes nothing. `--renewal-format N`,
+    /// the form in which a keeper is taken over ([`RENEWAL_FORMAT`](crate::RENEWAL_FORMAT)), is put behind the first.
+    pub rehearse_args: Vec<OsString>,
+    /// The arguments with which this process was started, for the program that takes its place.
+    pub serve_args: Vec<OsString>,
+    /// The version of the program, for people.
+    pub version: String,
+    /// Named sockets, bound and listening. They are never closed while the keeper lives (requirement T1). Not looked at
+    /// if there is `renewed`.
     pub listeners: Vec<(String, TcpListener)>,
-    /// Opaque bytes for every worker.
+    /// Opaque bytes for every worker. Not looked at if there is `renewed`.
     pub settings: Vec<u8>,
-    /// The state directory, whose lock the caller holds.
+    /// The state directory.
     pub state_dir: PathBuf,
+    /// The lock on it, which goes along when the keeper is renewed.
+    pub lock: Arc<Lock>,
     /// How long a worker may take to drain before it is killed.
     pub drain_bound: Duration,
+    /// How long a worker that was told to hand over may take to say that it has, before it is killed.
+    pub handover_bound: Duration,
+    /// How long it may live on after that.
+    pub leave_bound: Duration,
+    /// What the program before this one left, if this one took its place.
+    pub renewed: Option<Renewed>,
     /// Whom to tell what happens, on the keeper's thread: it must not block.
     pub notify: Box<dyn Fn(Stage)>,
     /// How often [`Stage::Alive`] is told; never without it.
@@ -90,6 +130,9 @@ pub enum KeeperError {
         /// Its exit code.
         code: i32,
     },
+    /// What the program before this one left can't be gone on from.
+    #[error("could not go on from the program before")]
+    Renewal(#[from] RenewalError),
     /// The operating system refused what the keeper can't do without.
     #[error("could not {act}")]
     System {
@@ -107,24 +150,29 @@ impl KeeperError {
     }
 }
 
-/// Runs the keeper: ends what an earlier one left behind, then keeps a worker running until it is told to stop.
+/// Runs the keeper: ends what an earlier one left behind, or goes on from what the program before left, then keeps a
+/// worker running until it is told to stop.
 ///
-/// SIGTERM and SIGINT drain the worker and end all children; a second one kills them. The calling process belongs to
-/// the keeper: it becomes the reaper of all its descendants, and whatever ends among them is reaped. SIGPIPE must be
-/// ignored, as it is in a Rust program unless it asks for it.
+/// SIGTERM and SIGINT drain the worker and end all children; a second one kills them. SIGHUP is the wish for an upgrade.
+/// The calling process belongs to the keeper: it becomes the reaper of all its descendants, and whatever ends among them
+/// is reaped. SIGPIPE must be ignored, as it is in a Rust program unless it asks for it. Within an upgrade the process
+/// may execute another program and never come back.
 ///
 /// # Errors
 /// Only what keeps the keeper from starting, its first worker included; later trouble is logged and lived with.
-pub fn run(plan: Plan) -> Result<Ended, KeeperError> {
+pub fn run(mut plan: Plan) -> Result<Ended, KeeperError> {
     if plan.listeners.len() > LISTENERS_MAX {
         return Err(KeeperError::Plan("too many listening sockets"));
     }
     if plan.settings.len() > FRAME_BYTES_MAX {
         return Err(KeeperError::Plan("the settings are too long"));
     }
-    let strangers = orphans::strangers();
-    let swept = sweep(&plan.state_dir)?;
-    tracing::debug!(?swept, "looked for what an earlier keeper left behind");
+    // Before anything is started, the sweep included.
+    let strangers = if plan.renewed.is_none() { orphans::strangers() } else { BTreeSet::new() };
+    if plan.renewed.is_none() {
+        let swept = sweep(&plan.state_dir)?;
+        tracing::debug!(?swept, "looked for what an earlier keeper left behind");
+    }
     ensure_private_dir(&logs_dir(&plan.state_dir))?;
     if let Err(error) = set_child_subreaper(Some(getpid())) {
         tracing::warn!(%error, "orphans of children go to the system's first process, not to the keeper");
@@ -134,207 +182,199 @@ pub fn run(plan: Plan) -> Result<Ended, KeeperError> {
         .enable_all()
         .build_local(LocalOptions::default())
         .map_err(KeeperError::system("start the keeper's runtime"))?;
-    let identity = ProcessIdentity::of_self().map_err(KeeperError::system("read the keeper's own identity"))?;
     runtime.block_on(async {
-        let keeper = Rc::new(Keeper::new(identity, plan.listeners, plan.settings, &plan.state_dir));
-        let child_signals = signal(SignalKind::child()).map_err(KeeperError::system("watch for ended processes"))?;
-        tokio::task::spawn_local(orphans::reap(Rc::clone(&keeper), child_signals));
-        let notify: Rc<dyn Fn(Stage)> = plan.notify.into();
-        if let Some(interval) = plan.alive_every {
-            tokio::task::spawn_local(tell_alive(Rc::clone(&notify), interval));
-        }
-        let start = Start { program: plan.worker, args: plan.worker_args, drain_bound: plan.drain_bound, notify };
-        let mut stops = Stops::new(Rc::clone(&keeper)).map_err(KeeperError::system("watch for signals"))?;
-        let ended = keep_worker(&keeper, &start, &mut stops).await?;
-        let ended = end_children(&keeper, &mut stops, ended).await;
-        orphans::end_rest(&keeper, &strangers).await;
+        let start = match plan.renewed.take() {
+            Some(renewed) => Begin::renewed(renewed, &plan)?,
+            None => Begin::fresh(&mut plan, strangers)?,
+        };
+        let mut dispatcher = start.dispatcher(plan)?;
+        let ended = dispatcher.run().await?;
+        let ended = end_children(&dispatcher.keeper, &mut dispatcher.signals, ended).await;
+        orphans::end_rest(&dispatcher.keeper, &dispatcher.strangers).await;
         Ok(ended)
     })
 }
 
-/// How workers are started and ended.
-struct Start {
+/// How workers and other programs are started.
+struct Programs {
+    worker: Start,
     program: PathBuf,
-    args: Vec<OsString>,
-    drain_bound: Duration,
-    notify: Rc<dyn Fn(Stage)>,
+    rehearse_args: Vec<OsString>,
+    serve_args: Vec<OsString>,
+    /// The program before this one, while there may be a way back to it.
+    previous: Option<OwnedFd>,
 }
 
-/// Tells again and again that this thread does its work. Never returns.
-async fn tell_alive(notify: Rc<dyn Fn(Stage)>, interval: Duration) {
-    loop {
-        notify(Stage::Alive);
-        tokio::time::sleep(interval).await;
+impl Programs {
+    /// How the program that is to take over is asked whether it could.
+    fn rehearsal(&self, upgrade: bool) -> Start {
+        let program = if upgrade { &self.program } else { &self.worker.program };
+        let form = ["--renewal-format".into(), renewal::FORMAT.to_string().into()];
+        let mut args = self.rehearse_args.clone();
+        let at = args.len().min(1);
+        args.splice(at..at, form);
+        Start { program: program.clone(), name: self.program.clone().into(), args }
+    }
+
+    fn forget_previous(&mut self) {
+        self.previous = None;
     }
 }
 
-/// Where the wish to stop comes from.
-struct Stops {
+/// How long things may take that a worker does.
+struct Bounds {
+    drain: Duration,
+    handover: Duration,
+    leave: Duration,
+}
+
+/// Whom to tell what happens.
+#[derive(Clone)]
+struct Tell(Rc<dyn Fn(Stage)>);
+
+impl Tell {
+    fn tell(&self, stage: Stage) {
+        (self.0)(stage);
+    }
+
+    /// Tells again and again that this thread does its work. Never returns.
+    async fn tell_alive(self, interval: Duration) {
+        loop {
+            self.tell(Stage::Alive);
+            tokio::time::sleep(interval).await;
+        }
+    }
+}
+
+/// What the loop begins with.
+struct Begin {
     keeper: Rc<Keeper>,
-    terminate: Signal,
-    interrupt: Signal,
-    hang_up: Signal,
-    signals: u32,
+    last_worker: u64,
+    respawn: Respawn,
+    leaving: Rc<Leaving>,
+    /// Signals to stop that were counted already.
+    stops: u32,
+    /// Signals that wait until there is somebody to take them.
+    held: Option<HeldSignals>,
+    /// Workers that were leaving.
+    leavers: Vec<renewal::Leaving<OwnedFd>>,
+    previous_program: Option<OwnedFd>,
+    previous_settings: Bytes,
+    carried: Carried,
+    came_back: Option<String>,
 }
 
-/// A wish to stop.
-#[derive(Clone, Copy, Debug)]
-enum Stop {
-    /// Drain, then end. The first signal, or a worker's wish.
-    Orderly { retire: bool },
-    /// Nobody wants to wait any more.
-    AtOnce,
-}
-
-impl Stops {
-    fn new(keeper: Rc<Keeper>) -> io::Result<Self> {
+impl Begin {
+    fn fresh(plan: &mut Plan, strangers: BTreeSet<ProcessIdentity>) -> Result<Self, KeeperError> {
+        let identity = ProcessIdentity::of_self().map_err(KeeperError::system("read the keeper's own identity"))?;
+        let (listeners, settings) = (std::mem::take(&mut plan.listeners), std::mem::take(&mut plan.settings));
+        let keeper = Rc::new(Keeper::new(identity, listeners, settings, &plan.state_dir));
         Ok(Self {
+            leaving: Leaving::new(Rc::clone(&keeper)),
             keeper,
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hang_up: signal(SignalKind::hangup())?,
-            signals: 0,
+            last_worker: 0,
+            respawn: Respawn::default(),
+            stops: 0,
+            held: None,
+            leavers: Vec::new(),
+            previous_program: None,
+            previous_settings: Bytes::new(),
+            carried: Carried { terms: None, last: None, strangers },
+            came_back: None,
         })
     }
 
-    /// Waits for the next wish to stop. Cancel-safe.
-    async fn next(&mut self) -> Stop {
-        loop {
-            tokio::select! {
-                Some(()) = self.terminate.recv() => return self.signalled(),
-                Some(()) = self.interrupt.recv() => return self.signalled(),
-                Some(()) = self.hang_up.recv() => tracing::info!("SIGHUP is ignored"),
-                () = self.keeper.shutdown_asked.notified() => {
-                    if let Some(retire) = self.keeper.take_shutdown() {
-                        tracing::info!(retire, "the worker asks to stop");
-                        return Stop::Orderly { retire };
-                    }
-                }
-            }
+    fn renewed(renewed: Renewed, plan: &Plan) -> Result<Self, KeeperError> {
+        let restored = renewed.restore(&plan.state_dir)?;
+        let (keeper, course) = (restored.keeper, restored.course);
+        let carried = Carried::decode(course.handover).unwrap_or_else(|error| {
+            tracing::error!(%error, "nothing is known of the handover within which the keeper was renewed");
+            Carried { terms: None, last: None, strangers: BTreeSet::new() }
+        });
+        for passed in course.connections {
+            let passing = Passing { listener: passed.listener, read: passed.read };
+            keeper.passed().hold(passing, Some(passed.socket));
         }
+        let RespawnState { starts_ago, delayed } = course.respawn;
+        Ok(Self {
+            leaving: Leaving::new(Rc::clone(&keeper)),
+            keeper,
+            last_worker: course.last_worker,
+            respawn: Respawn::from_parts(&starts_ago, delayed, Instant::now()),
+            stops: course.signals,
+            held: Some(restored.signals),
+            leavers: course.leaving,
+            previous_program: Some(restored.program),
+            previous_settings: course.previous_settings,
+            carried,
+            came_back: restored.came_back,
+        })
     }
 
-    fn signalled(&mut self) -> Stop {
-        self.signals += 1;
-        tracing::info!(count = self.signals, "told to stop by a signal");
-        if self.signals == 1 { Stop::Orderly { retire: false } } else { Stop::AtOnce }
-    }
-}
-
-/// Keeps a worker running until a stop is wanted and the last one is gone.
-async fn keep_worker(keeper: &Rc<Keeper>, start: &Start, stops: &mut Stops) -> Result<Ended, KeeperError> {
-    let mut respawn = Respawn::default();
-    let mut number = 0;
-    loop {
-        number += 1;
-        respawn.started(Instant::now());
-        match Worker::start(keeper, &start.program, &start.args, number) {
-            Ok(worker) => match attend(keeper, worker, start, stops).await {
-                Attended::Stopped(ended) => return Ok(ended),
-                Attended::GaveUp { code } if number == 1 => return Err(KeeperError::FirstWorker { code }),
-                Attended::GaveUp { .. } | Attended::Died => {}
+    fn dispatcher(self, plan: Plan) -> Result<Dispatcher, KeeperError> {
+        let keeper = self.keeper;
+        keeper.set_version(plan.version);
+        keeper.set_handover(self.carried.last);
+        let child_signals = signal(SignalKind::child()).map_err(KeeperError::system("watch for ended processes"))?;
+        let signals = Signals::new(Rc::clone(&keeper), self.stops).map_err(KeeperError::system("watch for signals"))?;
+        // What waited is taken from here on, and nothing was started yet that would have it wait.
+        drop(self.held);
+        spawn_local(orphans::reap(Rc::clone(&keeper), child_signals));
+        let tell = Tell(plan.notify.into());
+        if let Some(interval) = plan.alive_every {
+            spawn_local(tell.clone().tell_alive(interval));
+        }
+        for leaver in self.leavers {
+            see_off(&keeper, &self.leaving, leaver);
+        }
+        let name = plan.program.clone().into();
+        let mut dispatcher = Dispatcher {
+            keeper,
+            programs: Programs {
+                worker: Start { program: plan.worker, name, args: plan.worker_args },
+                program: plan.program,
+                rehearse_args: plan.rehearse_args,
+                serve_args: plan.serve_args,
+                previous: self.previous_program,
             },
-            Err(source) if number == 1 => {
-                return Err(KeeperError::Worker { path: start.program.clone(), source });
+            bounds: Bounds { drain: plan.drain_bound, handover: plan.handover_bound, leave: plan.leave_bound },
+            tell,
+            signals,
+            respawn: self.respawn,
+            lock: plan.lock,
+            strangers: self.carried.strangers,
+            last_worker: self.last_worker,
+            leaving: self.leaving,
+            step: Step::None,
+            worker: None,
+            start_at: Some(Instant::now()),
+            ended: None,
+        };
+        match (self.carried.terms, self.came_back) {
+            (Some(terms), None) => dispatcher.await_successor(self.previous_settings, terms),
+            (Some(terms), Some(reason)) => {
+                dispatcher.keeper.replace_settings(self.previous_settings);
+                dispatcher.not_succeeded(&terms, String::new(), reason);
             }
-            Err(error) => tracing::error!(worker = number, %error, "could not start a worker"),
+            // Back from a program whose worker did not get ready, which has said so.
+            (None, _) if self.last_worker > 0 => dispatcher.tell.tell(Stage::HandoverEnded),
+            (None, _) => {}
         }
-        let delay = respawn.delay_after_death(Instant::now());
-        if delay.is_zero() {
-            continue;
-        }
-        tracing::error!(delay_s = delay.as_secs(), "workers keep dying; waiting before the next");
-        tokio::select! {
-            () = tokio::time::sleep(delay) => {}
-            stop = stops.next() => {
-                (start.notify)(Stage::Stopping);
-                return Ok(ended_by(stop));
-            }
-        }
+        Ok(dispatcher)
     }
-}
-
-fn ended_by(stop: Stop) -> Ended {
-    match stop {
-        Stop::Orderly { retire } => Ended { retire, was_forced: false },
-        Stop::AtOnce => Ended { retire: false, was_forced: true },
-    }
-}
-
-/// How a worker came to its end.
-enum Attended {
-    /// A stop was wanted.
-    Stopped(Ended),
-    /// It gave up by itself before it was ever ready.
-    GaveUp { code: i32 },
-    /// It died; another is needed.
-    Died,
-}
-
-/// Sees the worker to its end.
-async fn attend(keeper: &Keeper, mut worker: Worker, start: &Start, stops: &mut Stops) -> Attended {
-    let mut ended = None;
-    let mut kill_at = Some(worker.started_at + READY_BOUND);
-    let (link, pidfd) = (Rc::clone(&worker.link), Rc::clone(&worker.pidfd));
-    loop {
-        tokio::select! {
-            () = pidfd.ended() => {
-                let code = worker.bury(keeper).await;
-                return match (ended, code) {
-                    (Some(ended), _) => Attended::Stopped(ended),
-                    (None, Some(code)) if !link.is_ready() => Attended::GaveUp { code },
-                    (None, _) => Attended::Died,
-                };
-            }
-            () = link.ready_said.notified() => {
-                tracing::info!(worker = worker.number(), after_ms = ms_since(worker.started_at), "worker is ready");
-                // What a drain allows is not changed by a late word of readiness.
-                kill_at = kill_at.filter(|_| ended.is_some());
-                (start.notify)(Stage::Ready);
-            }
-            may_linger = worker.link_over() => {
-                let grace = if may_linger { LINGER_BOUND } else { Duration::ZERO };
-                kill_at = Some(Instant::now() + grace);
-            }
-            stop = stops.next() => {
-                (start.notify)(Stage::Stopping);
-                let (known, now) = (ended.unwrap_or(Ended { retire: false, was_forced: false }), ended_by(stop));
-                ended = Some(Ended { retire: known.retire || now.retire, was_forced: known.was_forced || now.was_forced });
-                match stop {
-                    Stop::Orderly { retire } => {
-                        link.drain(retire);
-                        kill_at = Some(Instant::now() + start.drain_bound);
-                    }
-                    Stop::AtOnce => worker.kill(),
-                }
-            }
-            () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
-                tracing::warn!(worker = worker.number(), is_ready = link.is_ready(), "killing a worker that is overdue");
-                if let Some(ended) = &mut ended {
-                    ended.was_forced = true;
-                }
-                worker.kill();
-                kill_at = None;
-            }
-        }
-    }
-}
-
-fn ms_since(start: Instant) -> u64 {
-    u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Ends all children side by side and waits until they are gone, within a bound.
-async fn end_children(keeper: &Keeper, stops: &mut Stops, mut ended: Ended) -> Ended {
+async fn end_children(keeper: &Keeper, signals: &mut Signals, mut ended: Ended) -> Ended {
     for child in keeper.children() {
-        if ended.was_forced && stops.signals > 1 { child.order_kill() } else { child.order_end(STOP_GRACE) }
+        if ended.was_forced && signals.stops > 1 { child.order_kill() } else { child.order_end(STOP_GRACE) }
     }
     let give_up_at = Instant::now() + STOP_BOUND;
     while keeper.children().iter().any(|child| !child.is_gone()) {
         tokio::select! {
             () = keeper.child_is_gone.notified() => {}
-            stop = stops.next() => {
-                if matches!(stop, Stop::AtOnce) {
+            wish = signals.next() => {
+                if wish == Wish::StopAtOnce {
                     ended.was_forced = true;
                     keeper.children().iter().for_each(|child| child.order_kill());
                 }
@@ -348,12 +388,6 @@ async fn end_children(keeper: &Keeper, stops: &mut Stops, mut ended: Ended) -> E
     }
     ended
 }
-
-/// How long a worker may take until it says that it serves.
-const READY_BOUND: Duration = Duration::from_secs(30);
-
-/// How long a worker may live on after it closed its socket.
-const LINGER_BOUND: Duration = Duration::from_secs(1);
 
 /// The grace of children when the keeper stops.
 const STOP_GRACE: Duration = Duration::from_secs(2);

@@ -89,6 +89,10 @@ impl Socket {
         }
     }
 
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.get_ref().as_fd()
+    }
+
     /// Two connected ends.
     #[cfg(test)]
     pub(crate) fn pair() -> io::Result<(Self, Self)> {

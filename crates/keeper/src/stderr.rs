@@ -15,6 +15,18 @@ use crate::types::STDERR_TAIL_BYTES_MAX;
 pub(crate) struct Ring(VecDeque<u8>);
 
 impl Ring {
+    /// One that holds these bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let mut ring = Self::default();
+        ring.push(bytes);
+        ring
+    }
+
+    /// All that is kept.
+    pub(crate) fn all(&self) -> Bytes {
+        self.0.iter().copied().collect()
+    }
+
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         let kept = &bytes[bytes.len().saturating_sub(RING_BYTES_MAX)..];
         let excess = (self.0.len() + kept.len()).saturating_sub(RING_BYTES_MAX);
@@ -104,7 +116,7 @@ pub(crate) fn logs_dir(state_dir: &Path) -> PathBuf {
 }
 
 /// How much of a child's stderr is kept in memory, in bytes.
-const RING_BYTES_MAX: usize = 64 * 1024;
+pub(crate) const RING_BYTES_MAX: usize = 64 * 1024;
 
 /// How long a log file gets before it becomes the older one, in bytes.
 const LOG_BYTES_MAX: u64 = 1024 * 1024;

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::path::Path;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,65 +15,88 @@ use tokio::time::{Instant, timeout};
 
 use crate::identity::ProcessIdentity;
 use crate::keeper::Keeper;
-use crate::link::{Link, LinkError, serve};
-use crate::pidfd::PidFd;
-use crate::record::{RecordFile, Subject};
+use crate::link::{Link, LinkError, see_off, serve};
+use crate::pidfd::{PidFd, Status};
+use crate::process::Process;
 use crate::socket::Socket;
 
 /// A running worker.
 pub(crate) struct Worker {
-    process: std::process::Child,
-    pub(crate) pidfd: Rc<PidFd>,
-    record: Option<RecordFile>,
+    process: Process,
     pub(crate) link: Rc<Link>,
     serving: JoinHandle<Result<(), LinkError>>,
     serving_is_over: bool,
     pub(crate) started_at: Instant,
 }
 
-impl Worker {
-    /// Starts worker number `number` with one end of a socket as its standard input.
-    pub(crate) fn start(keeper: &Rc<Keeper>, program: &Path, args: &[OsString], number: u64) -> io::Result<Self> {
-        let (near, far) = UnixStream::pair()?;
-        let link = Rc::new(Link::new(number, Socket::new(near)?));
-        let mut command = Command::new(program);
-        // A group of its own: what a terminal signals is the keeper, which then tells the worker to drain.
-        command.args(args).stdin(Stdio::from(OwnedFd::from(far))).process_group(0);
+/// How workers and rehearsals are started.
+pub(crate) struct Start {
+    /// The worker's executable.
+    pub(crate) program: PathBuf,
+    /// The name that the process goes by.
+    pub(crate) name: OsString,
+    pub(crate) args: Vec<OsString>,
+}
+
+impl Start {
+    /// The command, without what a service manager says to the keeper alone. In a group of its own: what a terminal
+    /// signals is the keeper, which then tells the others what to do.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg0(&self.name).args(&self.args).process_group(0);
         for name in SERVICE_VARIABLES {
             command.env_remove(name);
         }
-        let mut process = command.spawn()?;
+        command
+    }
+}
+
+impl Worker {
+    /// Starts worker number `number` with one end of a socket as its standard input.
+    pub(crate) fn start(keeper: &Rc<Keeper>, start: &Start, number: u64) -> io::Result<Self> {
+        let (near, far) = UnixStream::pair()?;
+        let link = Rc::new(Link::new(number, Socket::new(near)?));
+        let mut command = start.command();
+        command.stdin(Stdio::from(OwnedFd::from(far)));
+        let started = command.spawn()?;
         // The parent's copy of the worker's end goes with the command; only the worker's death may close it last.
         drop(command);
-        keeper.own(process.id());
-        let held = PidFd::open(process.id()).and_then(|pidfd| Ok((pidfd, ProcessIdentity::of(process.id())?)));
-        let (pidfd, identity) = match held {
-            Ok((pidfd, Some(identity))) => (Rc::new(pidfd), identity),
-            other => {
-                process.kill()?;
-                process.wait()?;
-                keeper.disown(process.id());
-                return Err(other.err().unwrap_or_else(|| io::Error::other("the worker has no entry in `/proc`")));
-            }
-        };
-        // Without a record a worker that outlives its keeper is not ended by the next one; it ends by itself then.
-        let record = RecordFile::record(keeper.records_dir(), Subject::Worker, identity, "")
-            .inspect_err(|error| tracing::warn!(error = error as &dyn std::error::Error, "the worker is not recorded"))
-            .ok();
-        tracing::info!(worker = number, pid = process.id(), "worker started");
+        let process = Process::hold(keeper, started)?;
+        tracing::info!(worker = number, pid = process.identity.pid(), "worker started");
         let serving = spawn_local(serve(Rc::clone(keeper), Rc::clone(&link)));
-        Ok(Self { process, pidfd, record, link, serving, serving_is_over: false, started_at: Instant::now() })
+        Ok(Self { process, link, serving, serving_is_over: false, started_at: Instant::now() })
+    }
+
+    /// A worker that had handed over before the keeper was renewed. Without a socket it is told nothing any more.
+    pub(crate) fn leaving(
+        keeper: &Rc<Keeper>,
+        identity: ProcessIdentity,
+        number: u64,
+        socket: OwnedFd,
+        is_mid_message: bool,
+    ) -> io::Result<Self> {
+        let process = Process::existing(keeper, identity)?;
+        let link = Rc::new(Link::leaving(number, Socket::new(socket.into())?));
+        let serving = spawn_local(see_off(Rc::clone(keeper), Rc::clone(&link), is_mid_message));
+        Ok(Self { process, link, serving, serving_is_over: false, started_at: Instant::now() })
     }
 
     pub(crate) fn number(&self) -> u64 {
         self.link.worker_number
     }
 
+    pub(crate) fn identity(&self) -> ProcessIdentity {
+        self.process.identity
+    }
+
+    /// For whoever waits for its end.
+    pub(crate) fn pidfd(&self) -> Rc<PidFd> {
+        Rc::clone(&self.process.pidfd)
+    }
+
     /// Has it killed.
-    pub(crate) fn kill(&mut self) {
-        if let Err(error) = self.process.kill() {
-            tracing::error!(worker = self.number(), %error, "the worker can't be killed");
-        }
+    pub(crate) fn kill(&self) {
+        self.process.kill();
     }
 
     /// Returns once the socket is served to its end: `true` if the worker may be left to exit. Never again after that.
@@ -86,8 +109,8 @@ impl Worker {
         self.report(result)
     }
 
-    /// Reaps the dead worker and does what it had still said. Children are nobody's afterwards. What comes back is the
-    /// exit code with which it gave up by itself, if it did.
+    /// Reaps the dead worker and does what it had still said. Children are nobody's afterwards, if they were its. What
+    /// comes back is the exit code with which it gave up by itself, if it did.
     pub(crate) async fn bury(mut self, keeper: &Keeper) -> Option<i32> {
         if !self.serving_is_over {
             // Everything it sent is in the socket, and then comes the end, unless a process that it started still
@@ -97,21 +120,16 @@ impl Worker {
                 Err(_) => self.serving.abort(),
             }
         }
-        keeper.put_in_charge(None);
-        let status = self.process.wait();
-        keeper.disown(self.process.id());
-        if let Some(record) = self.record.take() {
-            record.remove();
-        }
+        keeper.dismiss(&self.link);
         let number = self.number();
-        match status {
-            Ok(status) if status.success() => {
+        match self.process.reap(keeper) {
+            Ok(Status { code: Some(0), .. }) => {
                 tracing::info!(worker = number, "worker exited");
                 None
             }
-            Ok(status) => {
-                tracing::warn!(worker = number, code = status.code(), signal = status.signal(), "worker died");
-                status.code()
+            Ok(Status { code, signal }) => {
+                tracing::warn!(worker = number, code, signal, "worker died");
+                code
             }
             Err(error) => {
                 tracing::error!(worker = number, %error, "worker died, nobody knows how");

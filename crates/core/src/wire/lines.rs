@@ -27,6 +27,26 @@ pub enum Line {
     },
 }
 
+/// What a splitter holds between two chunks: enough for another to go on with the stream, in another process too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unfinished {
+    /// Bytes that belong to no line that was taken out.
+    pub pending: Bytes,
+    /// The line in progress, if it is above the bound already; `pending` goes on with it.
+    pub oversize: Option<UnfinishedOversize>,
+}
+
+/// What is kept of an oversize line whose end has not come yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnfinishedOversize {
+    /// Its first bytes.
+    pub head: Bytes,
+    /// Its last bytes so far, and some before them.
+    pub tail: Bytes,
+    /// How long it is so far.
+    pub bytes: u64,
+}
+
 /// Splits a stream of chunks into lines (2025-11-25, Transports, stdio).
 ///
 /// `\n` ends a line, one `\r` before it is dropped, empty lines are skipped. How the stream was cut into chunks makes
@@ -49,6 +69,28 @@ impl LineSplitter {
     /// A splitter for lines of at most `line_bytes_max` bytes, line end not counted.
     pub fn new(line_bytes_max: usize) -> Self {
         Self { line_bytes_max, pending: BytesMut::new(), scanned: 0, grown: false, dropped: None }
+    }
+
+    /// A splitter that goes on where another was.
+    pub fn resume(line_bytes_max: usize, unfinished: &Unfinished) -> Self {
+        let pending = BytesMut::from(&unfinished.pending[..]);
+        let grown = pending.len() > BUFFER_KEPT_BYTES_MAX;
+        let dropped = unfinished.oversize.as_ref().map(|line| Dropped {
+            head: line.head.to_vec(),
+            tail: line.tail.to_vec(),
+            bytes: line.bytes,
+        });
+        Self { line_bytes_max, pending, scanned: 0, grown, dropped }
+    }
+
+    /// What [`resume`](Self::resume) needs to go on from here.
+    pub fn unfinished(&self) -> Unfinished {
+        let oversize = self.dropped.as_ref().map(|line| UnfinishedOversize {
+            head: Bytes::copy_from_slice(&line.head),
+            tail: Bytes::copy_from_slice(&line.tail),
+            bytes: line.bytes,
+        });
+        Unfinished { pending: Bytes::copy_from_slice(&self.pending), oversize }
     }
 
     /// Takes the next bytes of the stream. Take out the lines before pushing more.
@@ -208,6 +250,33 @@ mod tests {
             let (lines, rest) = split(&stream, &sizes, line_bytes_max);
             prop_assert_eq!(lines, reference(&stream, line_bytes_max));
             prop_assert_eq!(rest, split(&stream, &[usize::MAX], line_bytes_max).1);
+        }
+
+        #[test]
+        fn t2_a_splitter_that_goes_on_for_another_gives_the_same_lines(
+            stream in vec(prop_oneof![3 => Just(b'\n'), 3 => Just(b'\r'), 10 => any::<u8>()], 0..300),
+            sizes in vec(1..40_usize, 1..20),
+            line_bytes_max in 0..20_usize,
+            lens in vec(0..10_000_usize, 0..3),
+        ) {
+            let long = lens.iter().flat_map(|len| std::iter::repeat_n(b'x', *len).chain([b'\n']));
+            let stream: Vec<u8> = stream.into_iter().chain(long).collect();
+            let (mut splitter, mut lines, mut rest) = (LineSplitter::new(line_bytes_max), Vec::new(), &stream[..]);
+            for size in sizes.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (chunk, after) = rest.split_at((*size * 50).min(rest.len()));
+                splitter.push(chunk);
+                // One line at most is taken out before the next takes over.
+                lines.extend(splitter.next_line());
+                splitter = LineSplitter::resume(line_bytes_max, &splitter.unfinished());
+                rest = after;
+            }
+            while let Some(line) = splitter.next_line() {
+                lines.push(line);
+            }
+            prop_assert_eq!(lines, reference(&stream, line_bytes_max));
         }
 
         #[test]

@@ -3,7 +3,6 @@
 //! The leader is not reaped before its tree is gone. Until then its pid, and with it the number of its group, can't
 //! become anybody else's, so the group can be signalled as one.
 
-use std::os::unix::process::ExitStatusExt as _;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,55 +13,51 @@ use super::Child;
 use super::stdio::Streams;
 use crate::identity::{ProcessIdentity, raw_pid};
 use crate::keeper::Keeper;
-use crate::pidfd::PidFd;
+use crate::pidfd::{PidFd, Status, reap};
 use crate::record::RecordFile;
-use crate::tree::{Seen, Tree, signal_all};
+use crate::tree::{Seen, signal_all};
 
-/// What is needed to see a child to its end.
-pub(crate) struct Ending {
-    pub(crate) process: std::process::Child,
+/// What is needed to see a child's processes to their end.
+pub(crate) struct Leader {
     pub(crate) pidfd: PidFd,
     pub(crate) record: RecordFile,
-    pub(crate) streams: Streams,
 }
 
-/// Waits for the child's end or the order to end it, and sees it through.
-pub(crate) async fn supervise(keeper: Rc<Keeper>, child: Rc<Child>, mut ending: Ending) {
-    end_tree(&keeper, &child, &ending.pidfd).await;
-    let status = ending.process.try_wait();
-    keeper.disown(child.identity.pid());
-    ending.record.remove();
-    keeper.child_gone(&child);
-    child.set_gone();
-    ending.streams.finish().await;
-    match status {
-        Ok(Some(status)) => {
-            child.set_exit(status.code(), status.signal());
-            let (code, signal) = (status.code(), status.signal());
+/// Waits for the child's end or the order to end it, and sees it through. Of a child whose processes are gone, `leader`
+/// is `None`: only what its pipes still hold is waited for.
+pub(crate) async fn supervise(keeper: Rc<Keeper>, child: Rc<Child>, leader: Option<Leader>, streams: Streams) {
+    if let Some(leader) = leader {
+        end_tree(&keeper, &child, &leader.pidfd).await;
+        // From here to the child's being gone nothing awaits: either all of it has happened, or nothing.
+        let status = reap(child.identity.pid()).ok().flatten();
+        keeper.disown(child.identity.pid());
+        leader.record.remove();
+        keeper.child_gone(&child);
+        child.set_gone(status);
+    }
+    streams.finish(&child).await;
+    match child.set_exit() {
+        Some(Status { code, signal }) => {
             tracing::info!(child = child.id.get(), name = child.name, ?code, ?signal, "child ended");
         }
-        Ok(None) | Err(_) => {
-            child.set_exit(None, None);
-            tracing::error!(child = child.id.get(), name = child.name, "child ended, nobody knows how");
-        }
+        None => tracing::error!(child = child.id.get(), name = child.name, "child ended, nobody knows how"),
     }
     keeper.child_ended(&child);
 }
 
 /// Returns once the leader has ended and nothing of its tree lives, however long that takes.
 async fn end_tree(keeper: &Keeper, child: &Child, pidfd: &PidFd) {
-    let mut tree = child.tree();
     let mut progress = Progress::default();
     loop {
         if child.end_plan().is_some() {
             // Looked at before anything is done, because a tree that falls apart loses its ties.
-            let members = look(keeper, &mut tree).await;
+            let members = look(keeper, child).await;
             if progress.is_leader_dead && members.is_empty() {
                 return;
             }
             child.end_stdin();
         }
-        let look_again_at = press(keeper, child, &mut tree, &mut progress).await;
+        let look_again_at = press(keeper, child, &mut progress).await;
         tokio::select! {
             () = pidfd.ended(), if !progress.is_leader_dead => {
                 progress.is_leader_dead = true;
@@ -74,19 +69,18 @@ async fn end_tree(keeper: &Keeper, child: &Child, pidfd: &PidFd) {
     }
 }
 
-/// How far the end of a child is.
+/// How far the end of a child is, as far as that is found out again after a renewal of the keeper.
 #[derive(Default)]
 struct Progress {
     is_leader_dead: bool,
-    was_terminated: bool,
     was_reported: bool,
 }
 
 /// Signals the tree as far as its time has come. Returns when to look at it again.
-async fn press(keeper: &Keeper, child: &Child, tree: &mut Tree, progress: &mut Progress) -> Option<Instant> {
+async fn press(keeper: &Keeper, child: &Child, progress: &mut Progress) -> Option<Instant> {
     let (plan, now) = (child.end_plan()?, Instant::now());
     if now >= plan.kill_at {
-        signal_tree(keeper, child, tree, Signal::KILL).await;
+        signal_tree(keeper, child, Signal::KILL).await;
         let is_late = now >= plan.kill_at + KILL_BOUND;
         if is_late && !progress.was_reported {
             tracing::error!(child = child.id.get(), pid = child.identity.pid(), "child can't be killed");
@@ -97,15 +91,19 @@ async fn press(keeper: &Keeper, child: &Child, tree: &mut Tree, progress: &mut P
     if now < plan.term_at {
         return Some(plan.term_at);
     }
-    if !progress.was_terminated {
-        signal_tree(keeper, child, tree, Signal::TERM).await;
-        progress.was_terminated = true;
+    if !child.was_terminated() {
+        signal_tree(keeper, child, Signal::TERM).await;
     }
     // A dead leader tells nothing about the rest, which has to be looked at.
     Some(if progress.is_leader_dead { plan.kill_at.min(now + POLL) } else { plan.kill_at })
 }
 
-async fn signal_tree(keeper: &Keeper, child: &Child, tree: &mut Tree, signal: Signal) {
+async fn signal_tree(keeper: &Keeper, child: &Child, signal: Signal) {
+    let members = look(keeper, child).await;
+    // From here nothing awaits: TERM reaches everybody and is remembered, or it reaches nobody.
+    if signal == Signal::TERM {
+        child.set_terminated();
+    }
     // The leader is not reaped yet, so this is its group and nobody else's.
     if let Some(group) = raw_pid(child.identity.pid()) {
         let sent = kill_process_group(group, signal);
@@ -116,19 +114,15 @@ async fn signal_tree(keeper: &Keeper, child: &Child, tree: &mut Tree, signal: Si
         }
     }
     // Those who left the group are signalled one by one.
-    let outside: Vec<ProcessIdentity> = look(keeper, tree)
-        .await
-        .into_iter()
-        .filter(|seen| seen.group != child.identity.pid())
-        .map(|seen| seen.identity)
-        .collect();
+    let outside: Vec<ProcessIdentity> =
+        members.into_iter().filter(|seen| seen.group != child.identity.pid()).map(|seen| seen.identity).collect();
     signal_all(&outside, signal);
 }
 
 /// Who of the tree lives now.
-async fn look(keeper: &Keeper, tree: &mut Tree) -> Vec<Seen> {
-    let members = keeper.census().await.members(tree);
-    tree.known.extend(members.iter().map(|seen| seen.identity));
+async fn look(keeper: &Keeper, child: &Child) -> Vec<Seen> {
+    let members = keeper.census().await.members(&child.tree());
+    child.know(members.iter().map(|seen| seen.identity));
     members
 }
 

@@ -11,7 +11,6 @@ use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::io::Errno;
-use tokio::net::unix::pipe;
 
 use super::{Child, end, stdio};
 use crate::identity::ProcessIdentity;
@@ -35,52 +34,45 @@ pub(crate) fn start(keeper: &Rc<Keeper>, spawn: &Spawn) -> Result<Rc<Child>, Fai
     let announced = RecordFile::announce(keeper.records_dir(), id.get(), &spawn.marker).map_err(unrecorded)?;
     let started = launch(keeper, id, spawn);
     announced.remove();
-    let (child, process, record) = started?;
-    let streams = stdio::Streams::start(keeper, &child, process.stdio);
-    let ending = end::Ending { process: process.child, pidfd: process.pidfd, record, streams };
+    let (child, leader) = started?;
+    let streams = stdio::Streams::start(keeper, &child);
     keeper.add_child(&child);
     tracing::info!(child = id.get(), name = child.name, pid = child.identity.pid(), "child started");
-    tokio::task::spawn_local(end::supervise(Rc::clone(keeper), Rc::clone(&child), ending));
+    tokio::task::spawn_local(end::supervise(Rc::clone(keeper), Rc::clone(&child), Some(leader), streams));
     Ok(child)
 }
 
-/// A started process and what is held of it.
-struct Process {
-    child: std::process::Child,
-    pidfd: PidFd,
-    stdio: stdio::Pipes,
-}
+type Started = (Rc<Child>, end::Leader);
 
-fn launch(keeper: &Keeper, id: ChildId, spawn: &Spawn) -> Result<(Rc<Child>, Process, RecordFile), Failed> {
+fn launch(keeper: &Keeper, id: ChildId, spawn: &Spawn) -> Result<Started, Failed> {
     let mut child = command_of(spawn).spawn().map_err(|error| failure_of(spawn, &error))?;
     // Nobody but this thread reaps, so the pid stays this child's whatever it does, and the entry in `/proc` stays.
     keeper.own(child.id());
     let held = hold(keeper, id, spawn, &mut child);
-    match held {
-        Ok((held, pidfd, stdio, record)) => Ok((held, Process { child, pidfd, stdio }, record)),
-        Err(failed) => {
-            // Not recorded, not watched: it must not live.
-            let killed = child.kill().and_then(|()| child.wait());
-            keeper.disown(child.id());
-            if let Err(error) = killed {
-                tracing::error!(%error, "a child that can't be watched can't be killed either");
-            }
-            Err(failed)
+    if held.is_err() {
+        // Not recorded, not watched: it must not live.
+        let killed = child.kill().and_then(|()| child.wait());
+        keeper.disown(child.id());
+        if let Err(error) = killed {
+            tracing::error!(%error, "a child that can't be watched can't be killed either");
         }
     }
+    held
 }
 
-type HeldParts = (Rc<Child>, PidFd, stdio::Pipes, RecordFile);
-
-fn hold(keeper: &Keeper, id: ChildId, spawn: &Spawn, child: &mut std::process::Child) -> Result<HeldParts, Failed> {
+/// Takes hold of what was just started. It is known by its identity alone from then on.
+fn hold(keeper: &Keeper, id: ChildId, spawn: &Spawn, child: &mut std::process::Child) -> Result<Started, Failed> {
     let pidfd = PidFd::open(child.id()).map_err(own)?;
     let identity = ProcessIdentity::of(child.id()).map_err(own)?;
     let identity = identity.ok_or_else(|| own(io::Error::other("the child has no entry in `/proc`")))?;
-    let pipes = pipes_of(child).map_err(own)?;
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let pipes = stdio::Pipes::watch(stdin.map(OwnedFd::from), stdout.map(OwnedFd::from), stderr.map(OwnedFd::from))
+        .map_err(own)?;
     let record =
         RecordFile::record(keeper.records_dir(), Subject::Child, identity, &spawn.marker).map_err(unrecorded)?;
     let held = Child::new(id, spawn, identity, unix_ms());
-    Ok((Rc::new(held), pidfd, pipes, record))
+    *held.pipes.borrow_mut() = pipes;
+    Ok((Rc::new(held), end::Leader { pidfd, record }))
 }
 
 fn command_of(spawn: &Spawn) -> Command {
@@ -92,15 +84,6 @@ fn command_of(spawn: &Spawn) -> Command {
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     command
-}
-
-fn pipes_of(child: &mut std::process::Child) -> io::Result<stdio::Pipes> {
-    let missing = || io::Error::other("the child has no pipe");
-    Ok(stdio::Pipes {
-        stdin: pipe::Sender::from_owned_fd(OwnedFd::from(child.stdin.take().ok_or_else(missing)?))?,
-        stdout: pipe::Receiver::from_owned_fd(OwnedFd::from(child.stdout.take().ok_or_else(missing)?))?,
-        stderr: pipe::Receiver::from_owned_fd(OwnedFd::from(child.stderr.take().ok_or_else(missing)?))?,
-    })
 }
 
 fn check(spawn: &Spawn) -> Result<(), Failed> {

@@ -90,15 +90,16 @@ fn t5_a_second_signal_ends_everything_at_once() {
 }
 
 #[test]
-fn a_hang_up_changes_nothing() {
+fn a_worker_that_gives_no_sign_of_life_is_replaced() {
     let probe = Probe::start();
     let mut talk = probe.connect();
-    let before = talk.worker();
-    probe.signal_keeper(Signal::HUP);
-    eventually("the word of it", || {
-        fs::read_to_string(probe.path("keeper.log")).unwrap().contains("SIGHUP is ignored").then_some(())
-    });
-    assert_eq!(talk.worker(), before);
+    let child = talk.spawn("cat");
+    let (pid, number) = talk.worker();
+    signal(ProcessIdentity::of(pid).unwrap().unwrap(), Signal::STOP).unwrap();
+    let mut next = probe.connect_patiently();
+    assert_eq!(next.worker().1, number + 1);
+    assert_eq!(next.write(&child, "lives"), "Ok(1)");
+    assert!(fs::read_to_string(probe.path("keeper.log")).unwrap().contains("gives no sign of life"));
 }
 
 #[test]

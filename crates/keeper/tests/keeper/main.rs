@@ -6,7 +6,10 @@
 #![expect(clippy::print_stderr, reason = "a failed test shows the keeper's log")]
 
 mod custody;
+mod desk;
+mod handover;
 mod lifecycle;
 mod probe;
 mod processes;
 mod trees;
+mod upgrade;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,6 +44,7 @@ impl Probe {
 
     pub(crate) fn start_keeper(&mut self) {
         let _ = fs::remove_file(self.path("port"));
+        self.write_program("running", &std::env::current_exe().unwrap());
         let log = fs::OpenOptions::new().append(true).create(true).open(self.path("keeper.log")).unwrap();
         let keeper = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "processes::play_keeper", "--nocapture", "--test-threads=1"])
@@ -102,6 +104,64 @@ impl Probe {
         Talk { reader: BufReader::new(stream.try_clone().unwrap()), writer: stream }
     }
 
+    /// The same, for a worker that takes long to come.
+    pub(crate) fn connect_patiently(&self) -> Talk {
+        let talk = self.connect();
+        talk.writer.set_read_timeout(Some(3 * BOUND)).unwrap();
+        talk
+    }
+
+    /// A conversation with a worker after number `number`, however long that takes to come.
+    pub(crate) fn connect_beyond(&self, number: u64) -> Talk {
+        eventually("the next worker", || {
+            // One that is leaving may hang up on whoever it has just accepted.
+            let mut talk = self.connect();
+            talk.try_ask("worker")
+                .is_some_and(|reply| reply.split_once(' ').unwrap().1 != number.to_string())
+                .then_some(talk)
+        })
+    }
+
+    /// What a rehearsal answers: these settings.
+    pub(crate) fn offer_settings(&self, settings: &str) {
+        self.set_rehearsal(&format!("printf '%s' '{settings}'"));
+    }
+
+    /// What a rehearsal does.
+    pub(crate) fn set_rehearsal(&self, script: &str) {
+        fs::write(self.path("rehearsal.draft"), script).unwrap();
+        fs::rename(self.path("rehearsal.draft"), self.path("rehearsal")).unwrap();
+    }
+
+    /// Has the file `name` stand for `program`, which is what a keeper calls a program.
+    pub(crate) fn write_program(&self, name: &str, program: &Path) {
+        let (dir, program) = (self.root.path().display(), program.display());
+        let script = format!(
+            "#!/bin/sh\ncase $1 in\nrehearse) cd '{dir}'; . ./rehearsal;;\n*) exec '{program}' \"$@\";;\nesac\n"
+        );
+        let draft = self.path("program.draft");
+        fs::write(&draft, script).unwrap();
+        fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(draft, self.path(name)).unwrap();
+    }
+
+    /// Another file with the same program, of that version.
+    pub(crate) fn copy_program(&self, version: &str) -> PathBuf {
+        let file = self.path(&format!("program-{version}"));
+        fs::copy(std::env::current_exe().unwrap(), &file).unwrap();
+        file
+    }
+
+    /// What the keeper has logged so far.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.path("keeper.log")).unwrap_or_default()
+    }
+
+    /// Waits until the keeper has logged `text`.
+    pub(crate) fn await_log(&self, text: &str) {
+        eventually(text, || self.log().contains(text).then_some(()));
+    }
+
     /// Kills the worker and talks to the next one.
     pub(crate) fn kill_worker(&self, talk: &mut Talk) -> Talk {
         let (pid, number) = talk.worker();
@@ -143,6 +203,14 @@ impl Talk {
     pub(crate) fn ask(&mut self, line: &str) -> String {
         self.say(line);
         self.listen()
+    }
+
+    /// The same; `None` if the worker hangs up.
+    fn try_ask(&mut self, line: &str) -> Option<String> {
+        self.writer.write_all(format!("{line}\n").as_bytes()).ok()?;
+        let mut reply = String::new();
+        self.reader.read_line(&mut reply).ok()?;
+        reply.pop().map(|_| reply)
     }
 
     pub(crate) fn say(&mut self, line: &str) {

@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
 use anyhow::{Context as _, anyhow};
-use mainstay_keeper::{Lock, LockError, Plan};
+use mainstay_keeper::{Lock, LockError, Plan, Renewed};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::activation::Passed;
@@ -21,7 +22,37 @@ use crate::config::{Config, Loaded, StoreKind, environment};
 use crate::telemetry;
 
 /// Runs the gateway until it is told to stop.
-pub(super) fn run(mut args: ServeArgs, global: &Global, out: &Output) -> Result<(), Failure> {
+pub(super) fn run(args: ServeArgs, global: &Global, out: &Output) -> Result<(), Failure> {
+    match Renewed::take() {
+        Ok(Some(renewed)) => go_on(renewed, global),
+        Ok(None) => start(args, global, out),
+        Err(unusable) => {
+            let fault = unusable.error().to_string();
+            Err(anyhow!(unusable.go_back()).context(format!("go on from the program before: {fault}")).into())
+        }
+    }
+}
+
+/// Goes on as the keeper that another program was in this process, with everything that it held.
+fn go_on(renewed: Renewed, global: &Global) -> Result<(), Failure> {
+    let prepared = start_log(global).and_then(|()| {
+        let config = Config::from_snapshot(renewed.settings()).context("read the settings")?;
+        let gateway = Gateway::read(&config.state_dir)?.context("the gateway has not published where it listens")?;
+        let lock = renewed.lock().context("keep the state directory")?;
+        Ok((plan(&config, &gateway, lock, global)?, config))
+    });
+    match prepared {
+        Ok((plan, config)) => keep(Plan { renewed: Some(renewed), ..plan }, &config),
+        Err(failure) => {
+            let error = anyhow!(renewed.go_back("it could not read what it was to go on from"));
+            tracing::error!(error = %error, "could not go back to the program before");
+            Err(failure)
+        }
+    }
+}
+
+/// Starts in the ordinary way.
+fn start(mut args: ServeArgs, global: &Global, out: &Output) -> Result<(), Failure> {
     let passed = Passed::take()?;
     passed.outweigh(&mut args)?;
     let Loaded { config, warnings } = config::of_serve(&args)?;
@@ -45,26 +76,73 @@ pub(super) fn run(mut args: ServeArgs, global: &Global, out: &Output) -> Result<
     let gateway = Gateway { mcp: mcp.local_addr()?, admin: admin.local_addr()?, keeper: std::process::id() };
     gateway.write(&config.state_dir)?;
     announce_unless_closed(&config, &gateway, out);
+    let listeners = vec![("mcp".to_owned(), mcp), ("admin".to_owned(), admin)];
+    keep(Plan { listeners, ..plan(&config, &gateway, lock, global)? }, &config)
+}
+
+/// Everything but what differs between a start and going on.
+fn plan(config: &Config, gateway: &Gateway, lock: Lock, global: &Global) -> Result<Plan, Failure> {
+    let own_file = std::env::current_exe().context("find the program's own file")?;
+    let running = Path::new("/proc/self/exe");
+    let serve_args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let notifier = Notifier::of(&environment::process, std::process::id(), gateway.mcp);
-    let plan = Plan {
-        worker: std::env::current_exe().context("find the program's own file")?,
+    let drain_bound = DRAIN_BOUND.max(config.session.drain_grace + DRAIN_RESERVE);
+    Ok(Plan {
+        // Whatever has taken the place of the own file since is not adopted by the way (C9).
+        worker: if running.exists() { running.to_owned() } else { own_file.clone() },
         worker_args: worker_args(global),
-        listeners: vec![("mcp".to_owned(), mcp), ("admin".to_owned(), admin)],
+        program: program(own_file),
+        rehearse_args: rehearse_args(&serve_args),
+        serve_args,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        listeners: Vec::new(),
         settings: config.to_snapshot(),
         state_dir: config.state_dir.clone(),
-        drain_bound: DRAIN_BOUND.max(config.session.drain_grace + DRAIN_RESERVE),
+        lock: Arc::new(lock),
+        drain_bound,
+        handover_bound: HANDOVER_BOUND,
+        leave_bound: drain_bound,
+        renewed: None,
         alive_every: notifier.as_ref().map(Notifier::alive_every),
         notify: Box::new(move |stage| {
             if let Some(notifier) = &notifier {
                 notifier.tell(stage);
             }
         }),
-    };
+    })
+}
+
+/// Is the keeper, to its end.
+fn keep(plan: Plan, config: &Config) -> Result<(), Failure> {
+    let lock = Arc::clone(&plan.lock);
     let ended = mainstay_keeper::run(plan).context("run the gateway");
+    // Under the lock: the next gateway may publish its own as soon as it has that.
     let withdrawn = Gateway::withdraw(&config.state_dir);
     drop(lock);
     ended?;
     Ok(withdrawn?)
+}
+
+/// The program that an upgrade takes: what goes by the name that this one was started by. Links are not resolved, since
+/// another program may be put there by turning one.
+fn program(own_file: PathBuf) -> PathBuf {
+    let Some(name) = std::env::args_os().next().map(PathBuf::from) else {
+        return own_file;
+    };
+    if name.components().count() > 1 {
+        return std::path::absolute(name).unwrap_or(own_file);
+    }
+    let path = environment::process("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|folder| folder.join(&name)).find(|file| file.is_file()).unwrap_or(own_file)
+}
+
+/// The arguments of a rehearsal: those of `serve`, under another word.
+fn rehearse_args(serve_args: &[OsString]) -> Vec<OsString> {
+    let others = match serve_args.iter().position(|word| word == "serve") {
+        Some(index) => serve_args[..index].iter().chain(&serve_args[index + 1..]),
+        None => serve_args.iter().chain(&[]),
+    };
+    [OsString::from("rehearse")].iter().chain(others).cloned().collect()
 }
 
 /// Refuses a directory with somebody else's files in it: making it private would shut their owner's other users out.
@@ -192,12 +270,25 @@ const BIND_PAUSE: Duration = Duration::from_millis(100);
 const LISTEN_BACKLOG: i32 = 4096;
 /// How long a worker may take to drain before it is killed.
 const DRAIN_BOUND: Duration = Duration::from_secs(10);
+/// How long a worker may take to hand over before it is killed.
+const HANDOVER_BOUND: Duration = Duration::from_secs(5);
 /// What a drain needs besides the grace of its calls.
 const DRAIN_RESERVE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn t2_a_rehearsal_gets_what_serve_got() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        for (serve, rehearse) in [
+            (&["serve"][..], &["rehearse"][..]),
+            (&["--log", "warn", "serve", "--", "serve", "x"], &["rehearse", "--log", "warn", "--", "serve", "x"]),
+        ] {
+            assert_eq!(rehearse_args(&words(serve)), words(rehearse));
+        }
+    }
 
     #[test]
     fn a_directory_of_somebody_else_is_never_taken() {

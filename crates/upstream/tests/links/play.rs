@@ -110,13 +110,21 @@ fn stage_dir() -> Option<PathBuf> {
 fn play_keeper() {
     let Some(dir) = stage_dir() else { return };
     let state_dir = dir.join("state");
-    let _lock = acquire_lock(&state_dir, "test").unwrap();
+    let lock = acquire_lock(&state_dir, "test").unwrap();
     let plan = Plan {
         worker: std::env::current_exe().unwrap(),
         worker_args: part("play::play_worker"),
         listeners: Vec::new(),
         settings: Vec::new(),
         state_dir,
+        lock: Arc::new(lock),
+        program: std::env::current_exe().unwrap(),
+        rehearse_args: Vec::new(),
+        serve_args: Vec::new(),
+        version: String::new(),
+        handover_bound: Duration::from_millis(500),
+        leave_bound: Duration::from_millis(500),
+        renewed: None,
         drain_bound: Duration::from_millis(500),
         notify: Box::new(|_| ()),
         alive_every: None,
