@@ -109,8 +109,21 @@ impl Journal {
     ///
     /// [`Lost`] if it is clear at once that the entry is not kept; the witness is not called then.
     pub fn append(&self, entry: Entry, witness: Option<Arc<dyn Witness>>) -> Result<Accepted, Lost> {
-        let outcome = self.accept(Handed { entry, witness });
-        outcome.inspect_err(|lost| self.shared.meters.lost(*lost))
+        let handed = Handed { entry, witness };
+        if let Content::Event(event) = &handed.entry.content
+            && event.message.len() > MESSAGE_BYTES_MAX
+        {
+            self.shared.meters.lost(Lost::TooLarge);
+            return Err(Lost::TooLarge);
+        }
+        match &self.shared.backend {
+            Backend::File(queue) => queue.keep(handed),
+            Backend::Memory(writer) => {
+                let outcomes = lock(writer).outcomes(&[handed]);
+                let outcome = outcomes.into_iter().next().unwrap_or(Err(Lost::Unavailable));
+                outcome.map(|()| Accepted::Kept)
+            }
+        }
     }
 
     /// The events of `stream` after the sequence `after`, in order; at most `limit`, and fewer if they are large: ask on
@@ -262,22 +275,6 @@ impl Journal {
         self.shared.meters.snapshot()
     }
 
-    fn accept(&self, handed: Handed) -> Result<Accepted, Lost> {
-        if let Content::Event(event) = &handed.entry.content
-            && event.message.len() > MESSAGE_BYTES_MAX
-        {
-            return Err(Lost::TooLarge);
-        }
-        match &self.shared.backend {
-            Backend::File(queue) => queue.keep(handed),
-            Backend::Memory(writer) => {
-                let outcomes = lock(writer).outcomes(&[handed]);
-                let outcome = outcomes.into_iter().next().unwrap_or(Err(Lost::Unavailable));
-                outcome.map(|()| Accepted::Kept)
-            }
-        }
-    }
-
     async fn act<T: Send + 'static>(&self, act: impl FnOnce(&mut Writer) -> T + Send + 'static) -> Result<T, Failure> {
         match &self.shared.backend {
             Backend::File(queue) => queue.act(act).await,
@@ -313,6 +310,14 @@ fn lock(writer: &Mutex<Writer>) -> std::sync::MutexGuard<'_, Writer> {
 
 /// The largest message that is kept: 16 MiB.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// The statements whose plans a test looks at.
+#[cfg(test)]
+mod statements {
+    pub(super) use super::read::{ANSWER, OPEN, REPLAY};
+    pub(super) use super::streams::{RECORD, STANDING};
+    pub(super) use super::trim::{AGED_STREAMS, ANSWERED_QUESTIONS, DONE, OVER, OVERDUE_QUESTIONS, PASSING};
+}
 
 #[cfg(test)]
 mod suite;

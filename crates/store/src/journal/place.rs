@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
 use tracing::error;
 
 use super::failure::{OpenError, is_damage};
@@ -117,9 +117,10 @@ fn attempt(path: &Path) -> Result<Connection, Trouble> {
 }
 
 fn trouble(attempt: &'static str, path: &Path, error: rusqlite::Error) -> Trouble {
-    // A table that is not there is damage, too; what merely fails now may work later.
-    let misses = error.sqlite_error().is_some_and(|found| found.extended_code == rusqlite::ffi::SQLITE_ERROR);
-    if is_damage(&error) || misses {
+    // So is a table that is not there, and what can't be read at all; what merely fails now may work later.
+    let misses = error.sqlite_error().is_some_and(|found| found.extended_code == ffi::SQLITE_ERROR);
+    let unreadable = error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure);
+    if is_damage(&error) || misses || unreadable {
         return Trouble::Damaged(error.to_string());
     }
     Trouble::Hopeless(OpenError::Sqlite { attempt, path: path.to_owned(), source: error })

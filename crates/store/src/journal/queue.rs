@@ -22,8 +22,8 @@ enum Job {
     Act(Box<dyn FnOnce(&mut Writer) + Send>),
 }
 
-/// Something to read. It answers by itself, and says whether it met damage.
-type Read = Box<dyn FnOnce(&Database) -> bool + Send>;
+/// Something to read. It answers by itself.
+type Read = Box<dyn FnOnce(&Reader) + Send>;
 
 /// The way to both threads. They end when the last handle is dropped.
 pub(super) struct Queue {
@@ -78,6 +78,7 @@ impl Queue {
             }
             Err(lost) => {
                 self.meters.queue_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                self.meters.lost(lost);
                 if !self.crowded.swap(true, Ordering::Relaxed) {
                     warn!(why = %lost, "entries of the journal are lost");
                 }
@@ -107,11 +108,13 @@ impl Queue {
         read: impl FnOnce(&Database) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Failure> {
         let (reply, answer) = oneshot::channel();
-        let job: Read = Box::new(move |database| {
-            let outcome = read(database);
-            let damage = outcome.as_ref().is_err_and(is_damage);
+        let job: Read = Box::new(move |reader| {
+            let outcome = read(&reader.database);
+            if outcome.as_ref().is_err_and(is_damage) {
+                reader.report();
+            }
+            // Whoever asked may have stopped waiting.
             let _ = reply.send(outcome);
-            damage
         });
         let sent = self.reads.send(job).await.is_ok();
         let answer = if sent { answer.await.ok() } else { None };
@@ -176,9 +179,7 @@ impl Reader {
         while let Some(read) = reads.blocking_recv() {
             add(&self.database.meters.reads, 1);
             self.follow();
-            if read(&self.database) {
-                self.report();
-            }
+            read(&self);
         }
     }
 

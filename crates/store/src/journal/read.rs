@@ -115,16 +115,16 @@ impl Database {
     }
 }
 
-const REPLAY: &str = "SELECT e.sequence, e.ending, e.weight, e.at, e.key_id, e.sealed
+pub(super) const REPLAY: &str = "SELECT e.sequence, e.ending, e.weight, e.at, e.key_id, e.sealed
     FROM sessions n JOIN streams s ON s.session = n.id JOIN events e ON e.stream = s.id
     WHERE n.session = ?1 AND s.epoch = ?2 AND s.number = ?3 AND e.sequence > ?4 ORDER BY e.sequence";
-const OPEN: &str = "SELECT n.session, q.epoch, q.number, q.deadline, q.answered_at, q.key_id, q.sealed
+pub(super) const OPEN: &str = "SELECT n.session, q.epoch, q.number, q.deadline, q.answered_at, q.key_id, q.sealed
     FROM questions q JOIN sessions n ON n.id = q.session
     WHERE q.answered_at IS NULL AND q.deadline <= ?1 ORDER BY q.deadline";
 const OF_SESSION: &str = "SELECT n.session, q.epoch, q.number, q.deadline, q.answered_at, q.key_id, q.sealed
     FROM sessions n JOIN questions q ON q.session = n.id
     WHERE n.session = ?1 AND q.answered_at IS NULL ORDER BY q.deadline";
-const ANSWER: &str = "UPDATE questions SET answered_at = ?4
+pub(super) const ANSWER: &str = "UPDATE questions SET answered_at = ?4
     WHERE session = (SELECT id FROM sessions WHERE session = ?1) AND epoch = ?2 AND number = ?3
     AND answered_at IS NULL";
 const IS_KNOWN: &str = "SELECT 1 FROM questions

@@ -137,7 +137,8 @@ pub(super) const fn narrow(column: i64) -> u64 {
     column.cast_unsigned()
 }
 
-const STANDING: &str = "SELECT s.id, s.session, s.claim_counter, s.claim_nonce, s.last_sequence, s.delivered, s.ending,
+pub(super) const STANDING: &str =
+    "SELECT s.id, s.session, s.claim_counter, s.claim_nonce, s.last_sequence, s.delivered, s.ending,
         n.bytes
     FROM sessions n JOIN streams s ON s.session = n.id WHERE n.session = ?1 AND s.epoch = ?2 AND s.number = ?3";
 /// Adds what is not there, and gives the row in any case.
@@ -147,7 +148,8 @@ const ADD_STREAM: &str = "INSERT INTO streams (session, epoch, number, claim_cou
     VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 const CLAIM: &str = "UPDATE streams SET claim_counter = ?2, claim_nonce = ?3, changed_at = max(changed_at, ?4)
     WHERE id = ?1";
-const RECORD: &str = "SELECT s.epoch, s.number, s.claim_counter, s.claim_nonce, s.last_sequence, s.delivered, s.ending,
+pub(super) const RECORD: &str =
+    "SELECT s.epoch, s.number, s.claim_counter, s.claim_nonce, s.last_sequence, s.delivered, s.ending,
         s.source_key_id, s.source, c.key_id, c.sealed
     FROM sessions n JOIN streams s ON s.session = n.id LEFT JOIN calls c ON c.stream = s.id
     WHERE n.session = ?1 AND s.epoch = ?2 AND s.number = ?3";

@@ -258,11 +258,12 @@ impl Database {
     }
 }
 
-const AGED_STREAMS: &str = "SELECT id FROM streams WHERE changed_at < ?1 ORDER BY changed_at";
-/// Events are kept in the order of their time, but for a clock that is set: the first that is young enough ends it.
+pub(super) const AGED_STREAMS: &str = "SELECT id FROM streams WHERE changed_at < ?1 ORDER BY changed_at";
+/// Events are kept in the order of their time, unless the clock was set: those that are too old are among the first.
 const AGED_EVENTS: &str = "SELECT e.id, e.stream, e.bytes FROM (SELECT id, stream, bytes, at FROM events ORDER BY id
     LIMIT 256) e WHERE e.at < ?1 ORDER BY e.id";
-const OVER: &str = "SELECT id, events, bytes FROM sessions WHERE (events > 1024 OR bytes > 8388608) AND id > ?1
+pub(super) const OVER: &str =
+    "SELECT id, events, bytes FROM sessions WHERE (events > 1024 OR bytes > 8388608) AND id > ?1
     ORDER BY id LIMIT 1";
 const DONE_OF_SESSION: &str = "SELECT id FROM streams WHERE session = ?1 AND ending > 0 AND delivered >= last_sequence
     ORDER BY changed_at, id";
@@ -270,8 +271,9 @@ const PASSING_OF_SESSION: &str = "SELECT e.id, e.stream, e.bytes FROM streams s 
     WHERE s.session = ?1 AND e.weight = 0 ORDER BY e.id";
 const DELIVERED_OF_SESSION: &str = "SELECT e.id, e.stream, e.bytes FROM streams s JOIN events e ON e.stream = s.id
     WHERE s.session = ?1 AND e.sequence <= s.delivered ORDER BY e.id";
-const DONE: &str = "SELECT id FROM streams WHERE ending > 0 AND delivered >= last_sequence ORDER BY changed_at";
-const PASSING: &str = "SELECT id, stream, bytes FROM events WHERE weight = 0 ORDER BY id";
+pub(super) const DONE: &str =
+    "SELECT id FROM streams WHERE ending > 0 AND delivered >= last_sequence ORDER BY changed_at";
+pub(super) const PASSING: &str = "SELECT id, stream, bytes FROM events WHERE weight = 0 ORDER BY id";
 const OF_STREAM: &str = "SELECT id, stream, bytes FROM events WHERE stream = ?1 ORDER BY sequence";
 const OF_SESSION: &str = "SELECT id FROM streams WHERE session = ?1 ORDER BY id";
 const HAS_EVENTS: &str = "SELECT 1 FROM events WHERE stream = ?1 LIMIT 1";
@@ -285,9 +287,10 @@ const REMOVE_SESSION: &str = "DELETE FROM sessions WHERE id = ?1
     AND NOT EXISTS (SELECT 1 FROM streams WHERE streams.session = ?1)
     AND NOT EXISTS (SELECT 1 FROM questions WHERE questions.session = ?1)";
 const SESSION_ROW: &str = "SELECT id FROM sessions WHERE session = ?1";
-const ANSWERED_QUESTIONS: &str =
+pub(super) const ANSWERED_QUESTIONS: &str =
     "SELECT id, session FROM questions WHERE answered_at < ?1 ORDER BY answered_at LIMIT ?2";
-const OVERDUE_QUESTIONS: &str = "SELECT id, session FROM questions WHERE deadline < ?1 ORDER BY deadline LIMIT ?2";
+pub(super) const OVERDUE_QUESTIONS: &str =
+    "SELECT id, session FROM questions WHERE deadline < ?1 ORDER BY deadline LIMIT ?2";
 const QUESTIONS_OF_SESSION: &str = "SELECT id, session FROM questions WHERE session = ?1 LIMIT ?2";
 const REMOVE_QUESTION: &str = "DELETE FROM questions WHERE id = ?1";
 
