@@ -101,6 +101,8 @@ fn the_oldest_of_too_many_open_calls_are_forgotten() {
 fn what_the_keeper_itself_can_not_do_is_said_without_its_paths() {
     let probe = Probe::start();
     let mut talk = probe.connect();
+    // The directory is there once a worker answers.
+    talk.worker();
     let records = probe.path("children");
     fs::rename(&records, probe.path("elsewhere")).unwrap();
     let said = talk.ask(&format!("spawn {} cat", marker()));

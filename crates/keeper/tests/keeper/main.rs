@@ -11,5 +11,6 @@ mod handover;
 mod lifecycle;
 mod probe;
 mod processes;
+mod renewals;
 mod trees;
 mod upgrade;

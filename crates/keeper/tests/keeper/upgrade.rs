@@ -8,7 +8,7 @@ use crate::handover::{await_idle, hear, identity, idle_client};
 use crate::probe::{Probe, eventually, marked};
 
 /// A keeper with a first worker in `mode`, to which another program is offered together with these settings.
-fn offering(mode: &str, version: &str, settings: &str) -> Probe {
+pub(crate) fn offering(mode: &str, version: &str, settings: &str) -> Probe {
     let mut probe = Probe::idle();
     probe.set_mode(mode);
     probe.offer_settings(settings);
