@@ -5,6 +5,8 @@
 //! how durable it is before [`Store::commit`] returns. Every authority row is signed, everything of an upstream is
 //! sealed (see [`keys`]), and only an epoch that is the newest may write.
 //!
+//! Beside the ledger stands the [`journal`]: what of streams and calls in flight must outlive a worker.
+//!
 //! Not here: any decision. What is written was decided by `mainstay-core`, and what is read is handed to it.
 
 mod codec;

@@ -9,7 +9,6 @@ use rusqlite::params;
 
 use super::body::{event_key, stream_key};
 use super::call::{Call, Ending};
-use super::counters::add;
 use super::database::Database;
 use super::entry::{Content, Entry, Lost};
 use super::event::{Event, Source};
@@ -87,7 +86,6 @@ impl<'a> Batch<'a> {
                     added.events += 1;
                     added.bytes += bytes;
                 }
-                add(&database.meters.message_bytes_kept, event.message.len() as u64);
             }
         }
         changed.changed_at = changed.changed_at.max(entry.at);

@@ -60,13 +60,22 @@ impl Content {
         }
     }
 
+    /// The length of its message, if it is an event.
+    pub(super) fn message_bytes(&self) -> usize {
+        match self {
+            Self::Event(event) => event.message.len(),
+            Self::Call(_) | Self::Reached(_) | Self::Delivered(_) | Self::Ended(_) | Self::Question(_) => 0,
+        }
+    }
+
     /// How many bytes of the queue it takes.
     pub(super) fn weight_bytes(&self) -> usize {
         let own = match self {
-            Self::Call(call) => call.request.len() + call.method.len(),
-            Self::Event(event) => event.message.len(),
+            Self::Call(call) => call.request.len() + call.method.len() + call.name.as_deref().map_or(0, str::len),
+            Self::Event(event) => event.message.len() + event.source.as_ref().map_or(0, Source::text_bytes),
             Self::Question(question) => question.original.len(),
-            Self::Reached(_) | Self::Delivered(_) | Self::Ended(_) => 0,
+            Self::Reached(source) => source.text_bytes(),
+            Self::Delivered(_) | Self::Ended(_) => 0,
         };
         own + ENTRY_BYTES_MIN
     }
@@ -80,8 +89,8 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// Who hears what becomes of the events of a stream. It is called on the journal's writing thread, so it must be brief; it is
-/// never called from within [`append`](super::Journal::append).
+/// Who hears what becomes of the events of a stream. It is called on the journal's writing thread, so it must be brief and
+/// must not panic; it is never called from within [`append`](super::Journal::append).
 pub trait Witness: Send + Sync {
     /// Every event up to the sequence `through` that was handed over and not reported as lost is process-durable.
     fn durable(&self, through: u64);

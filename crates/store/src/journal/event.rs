@@ -94,6 +94,14 @@ pub enum Source {
 }
 
 impl Source {
+    /// How long its text is, if it has one.
+    pub(super) fn text_bytes(&self) -> usize {
+        match self {
+            Self::Frame(_) => 0,
+            Self::EventId(id) => id.len(),
+        }
+    }
+
     /// The body of a stream's source alone, to be sealed.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new(Kind::Source, 0);

@@ -67,9 +67,11 @@ impl Writer {
         let meters = &self.database.meters;
         meters.took(started.elapsed());
         let outcomes = kept.unwrap_or_else(|failure| vec![Err(failure.lost()); handed.len()]);
-        let kept = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
-        add(&meters.commits, u64::from(kept > 0));
-        add(&meters.entries_kept, kept as u64);
+        let kept: Vec<_> = handed.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok()).collect();
+        add(&meters.commits, u64::from(!kept.is_empty()));
+        add(&meters.entries_kept, kept.len() as u64);
+        let bytes = kept.iter().map(|(handed, _)| handed.entry.content.message_bytes());
+        add(&meters.message_bytes_kept, bytes.sum::<usize>() as u64);
         outcomes.iter().filter_map(|outcome| outcome.err()).for_each(|lost| meters.lost(lost));
         outcomes
     }

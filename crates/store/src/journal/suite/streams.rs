@@ -122,6 +122,32 @@ async fn two_workers_never_interleave_in_one_stream() {
 }
 
 #[tokio::test]
+async fn a_worker_that_leaves_goes_on_with_its_own_streams_beside_its_successor() {
+    let (_home, path, leaving) = in_a_file();
+    let next = open(&path);
+    let of = |counter, number, sequence| {
+        let content = Content::Event(event(sequence));
+        Entry { claim: worker(counter), stream: stream(number), ..entry(content) }
+    };
+    put(&leaving, [of(3, 1, 1), of(3, 2, 1)]).await.unwrap();
+    next.claim(key(1), stream(1), worker(4), at(9)).await.unwrap().unwrap();
+    for sequence in 2..=20 {
+        let mine = put(&leaving, [of(3, 2, sequence)]);
+        let (mine, taken, theirs) = tokio::join!(
+            mine,
+            put(&leaving, [of(3, 1, sequence)]),
+            put(&next, [of(4, 1, sequence), of(4, 3, sequence)])
+        );
+        assert_eq!((mine, taken, theirs), (Ok(()), Err(Lost::Claimed), Ok(())));
+    }
+    for number in 1..=3 {
+        let first = if number == 3 { 2 } else { 1 };
+        assert_eq!(kept(&next, number).await, (first..=20).collect::<Vec<_>>());
+    }
+    check_sums(&next).await;
+}
+
+#[tokio::test]
 async fn a_stream_is_claimed_before_anything_is_known_of_it() {
     on_each(async |journal| {
         assert_eq!(journal.claim(key(1), stream(1), worker(4), at(0)).await.unwrap(), None);
