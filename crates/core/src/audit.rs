@@ -79,11 +79,13 @@ pub enum Action {
     Remade,
     /// An owed delete was tried for the last time: the server's session is left to expire there.
     OwedLeft,
+    /// The children of a server were ended by an operator, and starts set free.
+    ServerRestarted,
 }
 
 impl Action {
     /// Every action.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Opened,
         Self::Deleted,
         Self::Drained,
@@ -98,6 +100,7 @@ impl Action {
         Self::OwedGivenUp,
         Self::Remade,
         Self::OwedLeft,
+        Self::ServerRestarted,
     ];
 
     /// The word for it in lists, filters and logs.
@@ -117,6 +120,7 @@ impl Action {
             Self::OwedGivenUp => "owed-given-up",
             Self::Remade => "remade",
             Self::OwedLeft => "owed-left",
+            Self::ServerRestarted => "server-restarted",
         }
     }
 

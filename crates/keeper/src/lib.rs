@@ -10,6 +10,7 @@ pub use protocol::{CONNECTION_READ_BYTES_MAX, FRAME_BYTES_MAX, PROTOCOL_VERSION,
 pub use renewal::{FORMAT as RENEWAL_FORMAT, Renewed, RenewalError, Unusable};
 pub use run::{Ended, KeeperError, Plan, Stage, run};
 pub use state::{StateError, ensure_private_dir};
+pub use stderr::stderr_logs;
 pub use sweep::{Swept, sweep};
 pub use types::{
     CALL_TAG_BYTES, CHILDREN_MAX, CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, CallTag, ChildId, Exit, Handover,

@@ -110,6 +110,14 @@ pub(crate) fn file_name(name: &str) -> String {
     safe
 }
 
+/// The files that hold what the children of `name` wrote to stderr, within a state directory: the older one, which need not
+/// be there, and the one that is written. Once that is full it takes the older one's place.
+pub fn stderr_logs(state_dir: &Path, name: &str) -> [PathBuf; 2] {
+    let file = format!("{}.stderr.log", file_name(name));
+    let dir = logs_dir(state_dir);
+    [dir.join(format!("{file}.1")), dir.join(file)]
+}
+
 /// The directory of logs within a state directory.
 pub(crate) fn logs_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("logs")

@@ -25,6 +25,7 @@ mod owed;
 mod problem;
 mod request;
 mod routes;
+mod servers;
 mod sessions;
 mod token;
 

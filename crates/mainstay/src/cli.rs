@@ -95,7 +95,7 @@ fn run(cli: Cli, out: &Output) -> Result<(), Failure> {
         Command::Demo => demo::run(out),
         Command::DemoServer => crate::demo::run().map_err(|error| Failure::from(anyhow::Error::new(error))),
         Command::Status(place) => status::run(&place, out),
-        Command::Servers(ServersCommand::List(place)) => servers::list(&place, out),
+        Command::Servers(command) => servers::run(&command, out),
         Command::Sessions(command) => sessions::run(&command, out),
         Command::Instances(place) => instances::list(&place, out),
         Command::Owed(command) => owed::run(&command, out),
@@ -153,9 +153,9 @@ enum Command {
     Demo,
     /// What a running gateway is doing
     Status(Place),
-    /// The servers of a running gateway
+    /// The servers of a running gateway: their state, their processes, their logs
     #[command(subcommand)]
-    Servers(ServersCommand),
+    Servers(servers::Command),
     /// The sessions of a running gateway: find, show, end them
     #[command(subcommand)]
     Sessions(sessions::Command),
@@ -193,12 +193,6 @@ enum Command {
     /// A small MCP server over stdio, for `demo`
     #[command(hide = true)]
     DemoServer,
-}
-
-#[derive(Debug, Subcommand)]
-enum ServersCommand {
-    /// List them
-    List(Place),
 }
 
 #[derive(Debug, Subcommand)]

@@ -13,6 +13,7 @@ pub mod live;
 pub mod open;
 pub mod operate;
 pub mod rewrite;
+pub mod servers;
 pub mod stream;
 pub mod suspend;
 pub mod tally;
@@ -104,6 +105,7 @@ pub struct Engine {
     pub(crate) outstaying: Tally,
     pub(crate) metrics: Metrics,
     key_folder: Option<PathBuf>,
+    state_dir: PathBuf,
     /// When an unproven credential was last put on record, in milliseconds of Unix time.
     unproven_at: AtomicU64,
     /// One rotation of the keys at a time.
@@ -147,6 +149,8 @@ pub struct Parts {
     pub metrics: Metrics,
     /// Where the key files are; `None` for a ledger in memory.
     pub key_folder: Option<PathBuf>,
+    /// Where the logs of children are.
+    pub state_dir: PathBuf,
     /// The operator's settings.
     pub settings: Settings,
     /// The clock.
@@ -222,6 +226,7 @@ impl Engine {
             outstaying: Tally::default(),
             metrics: parts.metrics,
             key_folder: parts.key_folder,
+            state_dir: parts.state_dir,
             unproven_at: AtomicU64::new(0),
             rotating: tokio::sync::Mutex::default(),
             strangers: Mutex::default(),

@@ -158,6 +158,7 @@ async fn build(
         census,
         metrics: Metrics::new(config.servers.keys()),
         key_folder,
+        state_dir: config.state_dir.clone(),
         settings: settings(config),
         clock,
         epoch,

@@ -84,6 +84,7 @@ pub(crate) const fn action_number(action: Action) -> u8 {
         Action::OwedGivenUp => 13,
         Action::Remade => 14,
         Action::OwedLeft => 15,
+        Action::ServerRestarted => 16,
     }
 }
 

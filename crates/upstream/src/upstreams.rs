@@ -189,9 +189,9 @@ impl Upstreams {
         destination.supervision.retire().await
     }
 
-    /// `text` without what `server` is given in confidence. May read files.
+    /// `text`, a part of what `server` wrote, without what it is given in confidence. May read files.
     pub fn masked(&self, server: &Server, text: &str) -> String {
-        Mask::of(server, &*self.parts.environment).apply(text)
+        Mask::of(server, &*self.parts.environment).apply_to_part(text)
     }
 
     /// The bound of calls in flight to the host of `url`.

@@ -11,13 +11,7 @@ use serde_json::Value;
 use super::problem::{Code, Problem};
 use super::request::carried_out;
 use crate::engine::Engine;
-use crate::engine::view::{InstanceView, KeysView, KnobView, ServerView, StatusView};
-
-/// The configured servers.
-#[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Servers {
-    servers: Vec<ServerView>,
-}
+use crate::engine::view::{InstanceView, KeysView, KnobView, StatusView};
 
 /// Live connections to servers.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -37,10 +31,6 @@ pub(super) async fn readiness(State(engine): State<Arc<Engine>>) -> Result<&'sta
 
 pub(super) async fn status(State(engine): State<Arc<Engine>>) -> Json<StatusView> {
     Json(engine.status().await)
-}
-
-pub(super) async fn servers(State(engine): State<Arc<Engine>>) -> Json<Servers> {
-    Json(Servers { servers: engine.servers() })
 }
 
 pub(super) async fn instances(State(engine): State<Arc<Engine>>) -> Json<Instances> {

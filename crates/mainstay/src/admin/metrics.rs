@@ -6,10 +6,13 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, header};
+use mainstay_core::id::ServerName;
+use mainstay_upstream::Supervised;
 
 use super::problem::{Code, Problem};
 use crate::engine::Engine;
-use crate::telemetry::metrics::{self, Scrape};
+use crate::engine::servers::STATES;
+use crate::telemetry::metrics::{self, ChildrenScrape, Scrape};
 
 pub(super) async fn read(State(engine): State<Arc<Engine>>) -> Result<Response, Problem> {
     let scrape = scrape(&engine).await;
@@ -48,7 +51,32 @@ async fn scrape(engine: &Engine) -> Scrape {
         hints_dropped: ledger.hints_dropped,
         hint_failures: ledger.hint_failures,
         queue_depth: ledger.queue_depth,
+        children: children(engine),
         streams_open: streams,
         calls_in_flight: calls,
     }
+}
+
+fn children(engine: &Engine) -> Vec<ChildrenScrape> {
+    let scrape = |(name, state, seen): (ServerName, &'static str, Supervised)| {
+        let counts = seen.counts;
+        ChildrenScrape {
+            server: name.to_string(),
+            spawns: vec![
+                ("up", counts.up),
+                ("never_up", counts.never_up),
+                ("not_started", counts.not_started),
+                ("gateway", counts.gateway),
+            ],
+            exits: vec![
+                ("exited", counts.exited),
+                ("failed", counts.failed),
+                ("upgraded", counts.upgraded),
+                ("killed", counts.killed),
+                ("stopped", counts.stopped),
+            ],
+            states: STATES.map(|known| (known, u64::from(known == state))).to_vec(),
+        }
+    };
+    engine.supervised().into_iter().map(scrape).collect()
 }

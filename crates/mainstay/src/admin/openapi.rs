@@ -89,6 +89,7 @@ fn path_parameters(path: &'static str) -> impl Iterator<Item = &'static str> {
 fn path_parameter(name: &str) -> Value {
     let schema = match name {
         "ref" => json!({ "type": "string", "pattern": "^s-[0-9a-f]{10}$" }),
+        "name" => json!({ "type": "string" }),
         _ => json!({ "type": "integer", "minimum": 0 }),
     };
     json!({ "name": name, "in": "path", "required": true, "schema": schema })

@@ -15,7 +15,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use super::problem::{Code, Document, Problem};
 use super::request::BODY_BYTES_MAX;
 use super::token::Token;
-use super::{audit, gateway, handover, metrics, owed, sessions};
+use super::{audit, gateway, handover, metrics, owed, servers, sessions};
 use crate::engine::Engine;
 use crate::engine::view::{KeysView, SessionView, StatusView};
 use crate::telemetry;
@@ -130,9 +130,23 @@ pub(super) const ROUTES: &[Route] = &[
     }),
     read("/api/v1/openapi.json", "This document", Answer::Json(200, anything), || get(gateway::openapi)),
     read("/api/v1/status", "The gateway as a whole", Answer::Json(200, schema::<StatusView>), || get(gateway::status)),
-    read("/api/v1/servers", "The configured servers", Answer::Json(200, schema::<gateway::Servers>), || {
-        get(gateway::servers)
+    read("/api/v1/servers", "The configured servers", Answer::Json(200, schema::<servers::Servers>), || {
+        get(servers::list)
     }),
+    read("/api/v1/servers/{name}", "One server", Answer::Json(200, schema::<servers::Detail>), || get(servers::show)),
+    order(
+        "/api/v1/servers/{name}/restart",
+        "End a server's processes and lift its quarantine; sessions go on with new ones",
+        Answer::Json(200, schema::<servers::Restarted>),
+        || post(servers::restart),
+    ),
+    read(
+        "/api/v1/servers/{name}/logs",
+        "What a server's processes wrote to standard error",
+        Answer::Json(200, schema::<servers::Log>),
+        || get(servers::logs),
+    )
+    .asking(inline::<servers::LogQuery>),
     read(
         "/api/v1/instances",
         "Live connections to servers, as far as they are in memory",

@@ -78,10 +78,25 @@ pub struct Scrape {
     pub hint_failures: u64,
     /// Jobs that wait for the ledger's writer.
     pub queue_depth: u64,
+    /// The children of each stdio server.
+    pub children: Vec<ChildrenScrape>,
     /// Connections that read a session's stream.
     pub streams_open: u64,
     /// Calls in flight.
     pub calls_in_flight: u64,
+}
+
+/// The children of one server at the time of a scrape.
+#[derive(Clone, Debug, Default)]
+pub struct ChildrenScrape {
+    /// The server.
+    pub server: String,
+    /// Starts since the worker started, by their `outcome`.
+    pub spawns: Vec<(&'static str, u64)>,
+    /// Ends since the worker started, by `how`.
+    pub exits: Vec<(&'static str, u64)>,
+    /// The states that a server can be in, 1 for the one that it is in.
+    pub states: Vec<(&'static str, u64)>,
 }
 
 impl Metrics {
@@ -211,6 +226,7 @@ impl Scrape {
         seconds.inc_by(Duration::from_micros(self.commit_us).as_secs_f64());
         let text = "How long transactions of the ledger took; divided by their number, what one costs";
         registry.register_with_unit("mainstay_ledger_commit", text, Unit::Seconds, seconds);
+        self.register_children(&mut registry);
         for (name, text, value) in [
             ("mainstay_rows_refused", "Rows of the ledger that were found unreadable", self.rows_refused),
             ("mainstay_hints_dropped", "Hints that found the ledger's queue full", self.hints_dropped),
@@ -230,6 +246,28 @@ impl Scrape {
             registry.register(name, text, gauge);
         }
         registry
+    }
+
+    fn register_children(&self, registry: &mut Registry) {
+        let (spawns, exits) = (Family::<[Label; 2], Counter>::default(), Family::<[Label; 2], Counter>::default());
+        let states = Family::<[Label; 2], Gauge>::default();
+        for children in &self.children {
+            let labels = |name: &'static str, value: &'static str| {
+                [("server", children.server.as_str().into()), (name, value.into())]
+            };
+            for (outcome, count) in &children.spawns {
+                spawns.get_or_create_owned(&labels("outcome", outcome)).inc_by(*count);
+            }
+            for (how, count) in &children.exits {
+                exits.get_or_create_owned(&labels("how", how)).inc_by(*count);
+            }
+            for (state, is_in) in &children.states {
+                states.get_or_create_owned(&labels("state", state)).set(signed(*is_in));
+            }
+        }
+        registry.register("mainstay_child_spawns", "Starts of servers' processes, by what became of them", spawns);
+        registry.register("mainstay_child_exits", "Ends of servers' processes, by how they came", exits);
+        registry.register("mainstay_server_state", "Where the processes of a server stand: 1 for what holds", states);
     }
 }
 

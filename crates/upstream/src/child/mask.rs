@@ -48,15 +48,20 @@ impl Mask {
     /// The end of a longer text without the values: it may begin in the middle of one.
     pub(crate) fn apply_to_tail(&self, tail: &[u8]) -> String {
         let text = String::from_utf8_lossy(tail);
-        if tail.len() < STDERR_TAIL_BYTES_MAX {
-            return self.apply(&text);
-        }
-        let cut =
-            self.0.iter().flat_map(|value| ends_of(value)).filter(|end| text.starts_with(end)).map(str::len).max();
-        match cut {
-            Some(bytes) => format!("{MASKED}{}", self.apply(&text[bytes..])),
-            None => self.apply(&text),
-        }
+        if tail.len() < STDERR_TAIL_BYTES_MAX { self.apply(&text) } else { self.apply_to_part(&text) }
+    }
+
+    /// A part of a longer text without the values: it may begin and end in the middle of one.
+    pub(crate) fn apply_to_part(&self, text: &str) -> String {
+        let ends = self.0.iter().flat_map(|value| ends_of(value));
+        let begun = ends.filter(|end| text.starts_with(end)).map(str::len).max();
+        // First the whole ones: a whole value at the end is none that goes on.
+        let masked = self.apply(&text[begun.unwrap_or(0)..]);
+        let beginnings = self.0.iter().flat_map(|value| beginnings_of(value));
+        let open = beginnings.filter(|beginning| masked.ends_with(beginning)).map(str::len).max();
+        let kept = &masked[..masked.len() - open.unwrap_or(0)];
+        let mark = |is_cut: bool| if is_cut { MASKED } else { "" };
+        format!("{}{kept}{}", mark(begun.is_some()), mark(open.is_some()))
     }
 }
 
@@ -64,6 +69,12 @@ impl Mask {
 fn ends_of(value: &str) -> impl Iterator<Item = &str> {
     let ends = value.char_indices().skip(1).map(|(at, _)| &value[at..]);
     ends.take_while(|end| end.len() >= MASKED_BYTES_MIN)
+}
+
+/// The proper beginnings of a value, as far as they could be recognised.
+fn beginnings_of(value: &str) -> impl Iterator<Item = &str> {
+    let beginnings = value.char_indices().map(|(at, _)| &value[..at]);
+    beginnings.skip_while(|beginning| beginning.len() < MASKED_BYTES_MIN)
 }
 
 /// The shortest value that is masked.
@@ -131,5 +142,15 @@ mod tests {
         assert!(tail("cret-token and so on").starts_with("*** and so on"));
         assert!(tail("and so on").starts_with("and so on"));
         assert_eq!(mask().apply_to_tail(b"cret-token"), "cret-token");
+        for (part, shown) in [
+            ("eral-secret\nx literal-s", "***\nx ***"),
+            ("x literal-secret", "x ***"),
+            ("x literal-secret\n", "x ***\n"),
+            ("s3cret-token", "***"),
+            ("lit", "lit"),
+            ("", ""),
+        ] {
+            assert_eq!(mask().apply_to_part(part), shown);
+        }
     }
 }

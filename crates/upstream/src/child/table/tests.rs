@@ -93,7 +93,7 @@ fn r4_whoever_comes_back_under_another_spelling_of_its_id_gets_its_answer() {
     let other = RoutedId { original: Bytes::from_static(b"null"), ..call(EPOCH - 1, 1) };
     let Some(Rejoined::Waiting(place)) = table.rejoin(&other) else { panic!("it is open") };
     assert!(answer(&mut table, 1, &raw(&call(EPOCH - 1, 1))));
-    table.finish(End { exit: None, at: tokio::time::Instant::now() });
+    table.finish(End { exit: None, restarted: false });
     assert_eq!(table.rejoin(&call(EPOCH - 1, 2)).map(|_| ()), None);
     assert_eq!(place.slot.close(), []);
 }
