@@ -150,6 +150,8 @@ pub struct Tombstone {
     pub server: ServerName,
     /// Whose it was.
     pub principal: Principal,
+    /// What the client called itself; nothing in a tombstone of an early version.
+    pub client: ClientName,
     /// The agent that its client named itself to be at `initialize`.
     pub agent: Option<Box<str>>,
     /// How it ended: deleted, expired or closed.
@@ -173,6 +175,11 @@ pub struct Tombstone {
 impl Tombstone {
     /// The most characters that are kept of a reason.
     pub const REASON_CHARS_MAX: usize = 256;
+
+    /// Whether a drain has ended the session, whoever found that it was over. Only an operator orders one (S8).
+    pub fn was_drained(&self) -> bool {
+        self.state == State::Deleted && self.cause() == end::BY_DRAIN
+    }
 
     /// The reason as one of few words: `delete`, `drain`, `idle`, `unconfirmed`, `contract`, `row`, or `order` for an
     /// operator's own.

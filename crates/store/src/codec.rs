@@ -45,7 +45,9 @@ impl Kind {
             Self::Resume => 2,
             // 2: `session`, `last_error`.
             Self::Owed => 2,
-            Self::Session | Self::Tombstone | Self::Card | Self::Audit => 1,
+            // 2: `client`.
+            Self::Tombstone => 2,
+            Self::Session | Self::Card | Self::Audit => 1,
         }
     }
 }
@@ -153,6 +155,8 @@ pub(crate) fn encode_tombstone(stone: &Tombstone) -> Vec<u8> {
     body.text(stone.version.as_str());
     body.number(stone.generation);
     body.epoch(stone.epoch);
+    body.text(&stone.client.name);
+    body.text(&stone.client.version);
     body.0
 }
 
@@ -160,10 +164,11 @@ pub(crate) fn encode_tombstone(stone: &Tombstone) -> Vec<u8> {
 pub(crate) fn decode_tombstone(body: &[u8]) -> Result<Tombstone, Malformed> {
     let mut body = Reader::new(Kind::Tombstone, body)?;
     body.whole(|body| {
-        Some(Tombstone {
+        let stone = Tombstone {
             key: body.key()?,
             server: body.server()?,
             principal: body.principal()?,
+            client: ClientName::default(),
             agent: body.option()?.map(Into::into),
             state: state_of(body.byte()?).filter(|state| state.is_ended())?,
             reason: body.text()?.into(),
@@ -173,7 +178,12 @@ pub(crate) fn decode_tombstone(body: &[u8]) -> Result<Tombstone, Malformed> {
             version: Version::parse(body.text()?)?,
             generation: body.number()?,
             epoch: body.epoch()?,
-        })
+        };
+        if body.version < 2 {
+            return Some(stone);
+        }
+        let client = ClientName { name: body.text()?.into(), version: body.text()?.into() };
+        Some(Tombstone { client, ..stone })
     })
 }
 

@@ -39,7 +39,9 @@ pub use self::error::{Cause, CommitError, Found, OpenError, RotateError, StoreEr
 use self::keys::Keyring;
 pub use self::memory::MemoryStore;
 pub use self::sqlite::SqliteStore;
-pub use self::stored::{AuditPage, Fault, Filter, Legibility, Listed, Page, ResumeSummary, RowFault, RowKind, Stored};
+pub use self::stored::{
+    AuditPage, Fault, Filter, Label, Legibility, Listed, Page, ResumeSummary, RowFault, RowKind, Stored,
+};
 pub use self::write::{Class, Write};
 
 /// Where a ledger lives.
@@ -236,6 +238,19 @@ impl Store {
         match self {
             Self::Sqlite(store) => store.list(page).await,
             Self::Memory(store) => Ok(store.list(page)),
+        }
+    }
+
+    /// The different labels of sessions, ended ones included, at most `limit` of them in alphabetical order. What the rows'
+    /// columns say counts. It goes through all rows until it has enough, so it is for operators.
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub async fn labels(&self, label: Label, limit: usize) -> Result<Vec<Box<str>>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.labels(label, limit).await,
+            Self::Memory(store) => Ok(store.labels(label, limit)),
         }
     }
 

@@ -4,7 +4,7 @@
 
 mod tables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mainstay_core::audit::AuditEntry;
@@ -19,7 +19,7 @@ use self::tables::Tables;
 use crate::counters::{Counters, Meters, count};
 use crate::error::{CommitError, RotateError, StoreError};
 use crate::rows::{fence, next_epoch};
-use crate::stored::{AuditPage, Listed, Page, REF_MATCHES_MAX, Stored, first_key};
+use crate::stored::{AuditPage, Label, Listed, Page, REF_MATCHES_MAX, Stored, first_key};
 use crate::write::{Write, strongest};
 
 /// One writer on a ledger in memory. Clones are the same writer.
@@ -105,6 +105,17 @@ impl MemoryStore {
         let found = keys.map(|key| (key, tables.find(key))).filter(|(_, stored)| page.filter.wants(stored));
         let resume = |key| tables.resumes.get(&key).cloned().map(Into::into);
         found.take(page.rows()).map(|(key, stored)| Listed { key, stored, resume: resume(key) }).collect()
+    }
+
+    pub(crate) fn labels(&self, label: Label, limit: usize) -> Vec<Box<str>> {
+        let tables = self.read();
+        let live = tables.sessions.values().map(|record| (&record.principal, &record.agent));
+        let ended = tables.stones.values().map(|stone| (&stone.principal, &stone.agent));
+        let labels = live.chain(ended).filter_map(|(principal, agent)| match label {
+            Label::Principal => Some(principal.to_string().into()),
+            Label::Agent => agent.clone(),
+        });
+        labels.collect::<BTreeSet<_>>().into_iter().take(limit).collect()
     }
 
     pub(crate) fn owed_one(&self, id: u64) -> Option<OwedDelete> {

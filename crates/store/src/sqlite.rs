@@ -29,7 +29,7 @@ use self::writer::{Batched, Job, Writer, unavailable};
 use crate::counters::{Counters, Meters, count};
 use crate::error::{Cause, CommitError, OpenError, RotateError, StoreError};
 use crate::keys::Keyring;
-use crate::stored::{AuditPage, Listed, Page, Stored};
+use crate::stored::{AuditPage, Label, Listed, Page, Stored};
 use crate::write::Write;
 
 /// One writer on a ledger in a file. Clones are the same writer.
@@ -121,6 +121,18 @@ impl SqliteStore {
             next = chunk.reached.map(|key| Page { after: Some(key), limit: rows - listed.len(), ..page });
         }
         Ok(listed)
+    }
+
+    pub(crate) async fn labels(&self, label: Label, limit: usize) -> Result<Vec<Box<str>>, StoreError> {
+        let (mut found, mut next) = (BTreeSet::new(), Some(None));
+        while let Some(after) = next
+            && found.len() < limit
+        {
+            let (labels, reached) = self.read(move |reader| reader.labels(label, after)).await?;
+            found.extend(labels);
+            next = reached.map(Some);
+        }
+        Ok(found.into_iter().take(limit).collect())
     }
 
     pub(crate) async fn owed_one(&self, id: u64) -> Result<Option<OwedDelete>, StoreError> {

@@ -177,6 +177,15 @@ pub enum Legibility {
     Unreadable,
 }
 
+/// What sessions are told apart by, beside their states and servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Label {
+    /// Whose they are, as displayed.
+    Principal,
+    /// The agents that opened them.
+    Agent,
+}
+
 /// Which part of the audit trail is asked for, the newest entries first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuditPage {

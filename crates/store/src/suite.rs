@@ -65,6 +65,7 @@ fn stone(number: u32, generation: u64) -> Tombstone {
         key: record.key,
         server: record.server,
         principal: record.principal,
+        client: record.client,
         agent: record.agent,
         state: State::Deleted,
         reason: "deleted by the client".into(),

@@ -203,6 +203,7 @@ fn stone(number: u32) -> Tombstone {
         key: record.key,
         server: record.server,
         principal: record.principal,
+        client: record.client,
         agent: record.agent,
         state: State::Deleted,
         reason: "drained".into(),

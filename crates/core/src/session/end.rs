@@ -52,6 +52,7 @@ pub(super) fn ended(record: &SessionRecord, state: State, reason: &str, now: Tim
         key: record.key,
         server: record.server.clone(),
         principal: record.principal.clone(),
+        client: record.client.clone(),
         agent: record.agent.clone(),
         state,
         reason: head(reason, Tombstone::REASON_CHARS_MAX),
@@ -74,7 +75,7 @@ pub(super) fn discarded() -> Decision {
 pub(super) fn cause(reason: &str) -> &'static str {
     match reason {
         DELETED => "delete",
-        DRAINED | DRAIN_CUT | GRACE_OVER => "drain",
+        DRAINED | DRAIN_CUT | GRACE_OVER => BY_DRAIN,
         IDLE => "idle",
         UNCONFIRMED => "unconfirmed",
         CONTRACT_CHANGED => "contract",
@@ -83,6 +84,8 @@ pub(super) fn cause(reason: &str) -> &'static str {
     }
 }
 
+/// The word for the reasons of a drain.
+pub(super) const BY_DRAIN: &str = "drain";
 pub(super) const DRAINED: &str = "drained";
 pub(super) const DRAIN_CUT: &str = "drained, cut short by a restart of the gateway";
 pub(super) const CONTRACT_CHANGED: &str = "the auth contract changed";

@@ -29,6 +29,7 @@ fn stone() -> Tombstone {
         key: SessionKey::from_bytes([0xa1; 32]),
         server: ServerName::parse("files").expect("a name"),
         principal: Principal::Token("alice".into()),
+        client: ClientName { name: "client".into(), version: "1.0".into() },
         agent: None,
         state: State::Expired,
         reason: "idle".into(),
@@ -122,9 +123,9 @@ fn the_layout_of_each_version_is_frozen() {
         ),
         (
             encode_tombstone(&stone()),
-            "<02><01><a1*32><00><00><00><05>files<02><00><00><00><05>alice<00><04><00><00><00><04>idle\
+            "<02><02><a1*32><00><00><00><05>files<02><00><00><00><05>alice<00><04><00><00><00><04>idle\
              <00*6><03><e8><00*6><07><d0><00*6><0b><b8><00><00><00><0a>2025-06-18<00*7><04><00*7><02>\
-             <00*7><01>",
+             <00*7><01><00><00><00><06>client<00><00><00><03>1.0",
         ),
         (
             encode_resume(&resume()),
@@ -157,6 +158,19 @@ fn u1_a_resume_record_of_version_1_is_read_as_one_whose_server_was_not_told() {
     body.remove(told);
     body[1] = 1;
     assert_eq!(decode_resume(&body), Ok(ResumeRecord { told: false, ..resume() }));
+}
+
+/// The first version of a tombstone ends before `client`.
+#[test]
+fn o1_a_tombstone_of_version_1_is_read_as_one_of_a_client_without_a_name() {
+    let early = Tombstone { client: ClientName::default(), ..stone() };
+    let mut body = encode_tombstone(&early);
+    body.truncate(body.len() - 8);
+    body[1] = 1;
+    let golden = "<02><01><a1*32><00><00><00><05>files<02><00><00><00><05>alice<00><04><00><00><00><04>idle\
+        <00*6><03><e8><00*6><07><d0><00*6><0b><b8><00><00><00><0a>2025-06-18<00*7><04><00*7><02><00*7><01>";
+    assert_eq!(shown(&body), golden);
+    assert_eq!(decode_tombstone(&body), Ok(early));
 }
 
 /// The first version of an owed delete ends before `session`.
@@ -270,9 +284,17 @@ proptest! {
     }
 
     #[test]
-    fn tombstones_round_trip(principal in principal(), agent: Option<String>, reason: String, ended in 3_u8..6) {
+    fn tombstones_round_trip(
+        principal in principal(),
+        agent: Option<String>,
+        reason: String,
+        client: (String, String),
+        ended in 3_u8..6,
+    ) {
         let state = state_of(ended).expect("an ended one");
-        let stone = Tombstone { principal, agent: agent.map(Into::into), reason: reason.into(), state, ..stone() };
+        let client = ClientName::new(&client.0, &client.1);
+        let agent = agent.map(Into::into);
+        let stone = Tombstone { principal, client, agent, reason: reason.into(), state, ..stone() };
         prop_assert_eq!(decode_tombstone(&encode_tombstone(&stone)), Ok(stone));
     }
 

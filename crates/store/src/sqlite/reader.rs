@@ -18,7 +18,9 @@ use crate::codec::{action_number, state_number};
 use crate::counters::count;
 use crate::keys::{Keyring, Sealed, Signature};
 use crate::rows::{self, AuditColumns, OwedColumns, SessionColumns, Signed, StoneColumns, column, time_column};
-use crate::stored::{AuditPage, Fault, Filter, Listed, Page, REF_MATCHES_MAX, RowFault, RowKind, Stored, first_key};
+use crate::stored::{
+    AuditPage, Fault, Filter, Label, Listed, Page, REF_MATCHES_MAX, RowFault, RowKind, Stored, first_key,
+};
 
 /// Something to read. It answers by itself.
 pub(super) type Read = Box<dyn FnOnce(&mut Reader) + Send>;
@@ -108,6 +110,26 @@ impl Reader {
             }
         }
         Ok(chunk)
+    }
+
+    /// The labels of the next [`CHUNK_ROWS_MAX`] ids after `after`, and the last of those if there may be more.
+    pub(super) fn labels(
+        &self,
+        label: Label,
+        after: Option<SessionKey>,
+    ) -> rusqlite::Result<(BTreeSet<Box<str>>, Option<SessionKey>)> {
+        let after = after.map_or(Vec::new(), |key| key.as_bytes().to_vec());
+        let sql = match label {
+            Label::Principal => PRINCIPALS_OF,
+            Label::Agent => AGENTS_OF,
+        };
+        let bounds = Bounds { limit: CHUNK_ROWS_MAX, scanned: CHUNK_ROWS_MAX };
+        let rows = self.database.some(sql, params![after, column(CHUNK_ROWS_MAX as u64)], bounds, |row| {
+            let text: Option<String> = row.get(1)?;
+            Ok(key_column(row, 0).map(|key| (key, text)))
+        })?;
+        let reached = rows.last().map(|(key, _)| *key).filter(|_| rows.len() == CHUNK_ROWS_MAX);
+        Ok((rows.into_iter().filter_map(|(_, text)| text.map(Into::into)).collect(), reached))
     }
 
     /// Reads with the keys of `ring` from now on.
@@ -356,6 +378,10 @@ const KEYS: &str = "SELECT key FROM sessions WHERE key >= ?1 UNION SELECT key FR
 pub(crate) const BY_PRINCIPAL: &str = "SELECT principal, count(*) FROM sessions GROUP BY principal";
 pub(crate) const AUDIT: &str = "SELECT id, at, action, session, key_id, mac, body FROM audit
     WHERE id < ?1 AND (?2 IS NULL OR session = ?2) AND (?3 IS NULL OR action = ?3) ORDER BY id DESC";
+const PRINCIPALS_OF: &str = "SELECT key, principal FROM sessions WHERE key > ?1 AND length(key) = 32
+    UNION ALL SELECT key, principal FROM tombstones WHERE key > ?1 AND length(key) = 32 ORDER BY key LIMIT ?2";
+const AGENTS_OF: &str = "SELECT key, agent FROM sessions WHERE key > ?1 AND length(key) = 32
+    UNION ALL SELECT key, agent FROM tombstones WHERE key > ?1 AND length(key) = 32 ORDER BY key LIMIT ?2";
 const COUNT: &str = "SELECT count(*) FROM sessions";
 pub(crate) const OWED: &str =
     "SELECT id, server, session, key_id, sealed FROM owed WHERE next_at <= ?1 ORDER BY next_at, id";

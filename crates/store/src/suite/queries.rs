@@ -3,7 +3,7 @@
 use mainstay_core::audit::{Action, Actor, AuditEntry};
 
 use super::*;
-use crate::{AuditPage, Filter, Legibility, Listed, Page, Stored};
+use crate::{AuditPage, Filter, Label, Legibility, Listed, Page, Stored};
 
 fn named(number: u32) -> SessionRecord {
     let servers = ["files", "tickets"];
@@ -127,6 +127,50 @@ async fn s14_what_can_not_be_read_is_found_by_that() {
     assert_eq!(closed, [key(6)]);
     let deleted = keys(listed(&store, &of(Some(State::Deleted), Legibility::Any), 1000).await);
     assert!(!deleted.contains(&key(6)) && deleted.contains(&key(1)));
+}
+
+#[tokio::test]
+async fn o1_the_labels_of_sessions_are_told_once_each_however_many_they_are() {
+    on_each(async |store| {
+        assert_eq!(store.labels(Label::Agent, 10).await.unwrap(), []);
+        populate(&store).await;
+        let told = async |label, limit| {
+            let labels = store.labels(label, limit).await.unwrap();
+            labels.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(told(Label::Agent, 10).await, ["builder", "scout"]);
+        assert_eq!(told(Label::Principal, 10).await, ["agent:scout", "anonymous", "token:alice"]);
+        assert_eq!(told(Label::Principal, 2).await.len(), 2);
+        // Behind more ids than are looked at in one go.
+        let last = SessionRecord { agent: Some("late".into()), ..record(u32::MAX) };
+        store.commit((1000..2500).map(insert).collect()).await.unwrap();
+        store.commit(vec![Write::Session(Change::Insert(last))]).await.unwrap();
+        assert_eq!(told(Label::Agent, 10).await, ["builder", "late", "scout"]);
+    })
+    .await;
+}
+
+/// More ids than are given at once, live and ended: page by page each comes once, as when all of them are to end.
+#[tokio::test]
+async fn o1_more_than_a_thousand_sessions_are_listed_page_by_page_each_once() {
+    on_each(async |store| {
+        let all = 2 * u32::try_from(Page::ROWS_MAX).unwrap() + 345;
+        store.commit((0..all).map(insert).collect()).await.unwrap();
+        store.commit((0..all).step_by(3).map(|number| end(number, 2)).collect()).await.unwrap();
+        for limit in [999, Page::ROWS_MAX, usize::MAX] {
+            let (mut after, mut keys) = (None, Vec::new());
+            for _ in 0..4 {
+                let page = store.list(&Page { after, limit, filter: Filter::default() }).await.unwrap();
+                assert!(page.len() <= Page::ROWS_MAX, "a page is bounded");
+                after = page.last().map(|row| row.key).or(after);
+                keys.extend(page.into_iter().map(|row| row.key));
+            }
+            assert_eq!(keys, (0..all).map(key).collect::<Vec<_>>(), "{limit}");
+        }
+        let ready = Filter { state: Some(State::Ready), ..Filter::default() };
+        assert_eq!(listed(&store, &ready, 999).await.len(), (0..all).filter(|number| number % 3 != 0).count());
+    })
+    .await;
 }
 
 /// More ids than are looked at in one go, most of which nobody wants.
