@@ -184,9 +184,10 @@ impl Engine {
                 )));
             }
             let Change::End(tombstone) = change else { continue };
+            // A drain is the act of who ordered it, also if its grace or a crash has ended it.
+            let actor = if tombstone.was_drained() { Actor::Operator } else { actor.clone() };
             let action = ending_action(tombstone.state, &actor);
-            let entry =
-                self.audit_entry(actor.clone(), action, Some(tombstone.key), &tombstone.server, &tombstone.reason);
+            let entry = self.audit_entry(actor, action, Some(tombstone.key), &tombstone.server, &tombstone.reason);
             writes.push(Write::Audit(entry));
             let owed = match owed.clone() {
                 Some(owed) => Some(owed),
