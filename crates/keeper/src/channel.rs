@@ -322,6 +322,81 @@ mod tests {
         assert_eq!(&two, b"hi");
     }
 
+    #[tokio::test(flavor = "current_thread")]
+    async fn t1_many_descriptors_arrive_each_with_its_message_however_the_socket_cuts() {
+        const MESSAGES: usize = 2000;
+        let (left, right) = Socket::pair().unwrap();
+        // A small socket cuts everywhere: within a message, between a message and its descriptor's byte, at each send.
+        rustix::net::sockopt::set_socket_send_buffer_size(left.as_fd(), 4608).unwrap();
+        let sizes = [0, 1, 700, COPIED_BYTES_MAX + 1, 30_000];
+        let (mut near, mut outbox) = (Vec::new(), Outbox::default());
+        let send = async {
+            for number in 0..MESSAGES {
+                if number % 3 != 0 {
+                    let (kept, passed) = std::os::unix::net::UnixStream::pair().unwrap();
+                    near.push((number, kept));
+                    outbox.attach(passed.into());
+                }
+                let payload = Bytes::from(vec![b'x'; sizes[number % sizes.len()]]);
+                outbox.put_with_payload(7, &payload, |body| body.put_u64_le(number as u64));
+                if number % 50 == 49 {
+                    outbox.write_all(&left).await.unwrap();
+                }
+            }
+            drop(left);
+        };
+        let receive = async {
+            let (mut inbox, mut far) = (Inbox::default(), Vec::new());
+            loop {
+                while let Some(message) = inbox.next_message().unwrap() {
+                    let number = usize::try_from(u64::from_le_bytes(message[1..9].try_into().unwrap())).unwrap();
+                    assert_eq!(message.len(), 9 + sizes[number % sizes.len()]);
+                    if number % 3 != 0 {
+                        far.push((number, std::os::unix::net::UnixStream::from(inbox.take_fd().unwrap().unwrap())));
+                    }
+                }
+                if inbox.fill(&right).await.unwrap() == 0 {
+                    assert!(inbox.take_fd().is_err());
+                    return far;
+                }
+            }
+        };
+        let ((), far) = tokio::join!(send, receive);
+        assert_eq!(near.len(), far.len());
+        for ((number, mut kept), (of, mut passed)) in near.into_iter().zip(far) {
+            use std::io::{Read as _, Write as _};
+            passed.write_all(&number.to_le_bytes()).unwrap();
+            let mut heard = [0; size_of::<usize>()];
+            kept.read_exact(&mut heard).unwrap();
+            assert_eq!((usize::from_le_bytes(heard), of), (number, number));
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn descriptors_without_messages_end_the_connection() {
+        let (left, right) = Socket::pair().unwrap();
+        let (mut inbox, end) = (Inbox::default(), std::fs::File::open("/dev/null").unwrap());
+        let sent = async {
+            // Bytes of one message that never ends, and a descriptor with each of them.
+            left.try_send(&[IoSlice::new(&[255, 255, 0, 0])]).unwrap();
+            for _ in 0..2 * FDS_WAITING_MAX {
+                while left.try_send_with_fds(&[IoSlice::new(&[7])], &[end.as_fd()]).unwrap().is_none() {
+                    left.writable().await.unwrap();
+                }
+            }
+        };
+        let received = async {
+            loop {
+                assert_eq!(inbox.next_message(), Ok(None));
+                if let Err(error) = inbox.fill(&right).await {
+                    return error.kind();
+                }
+            }
+        };
+        let ((), kind) = tokio::join!(sent, received);
+        assert_eq!(kind, io::ErrorKind::InvalidData);
+    }
+
     #[test]
     fn a_length_out_of_bounds_is_refused() {
         for prefix in [[0, 0, 0, 0], [255, 255, 255, 255]] {

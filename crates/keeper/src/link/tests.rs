@@ -16,6 +16,7 @@ const BOUND: Duration = Duration::from_secs(10);
 
 /// A worker that says whatever it is told to.
 struct Mouth {
+    link: Rc<Link>,
     socket: Socket,
     inbox: Inbox,
     serving: JoinHandle<Result<(), LinkError>>,
@@ -24,8 +25,9 @@ struct Mouth {
 impl Mouth {
     fn open(keeper: &Rc<Keeper>) -> Self {
         let (near, socket) = Socket::pair().unwrap();
-        let serving = spawn_local(serve(Rc::clone(keeper), Rc::new(Link::new(1, near))));
-        Self { socket, inbox: Inbox::default(), serving }
+        let link = Rc::new(Link::new(1, near));
+        let serving = spawn_local(serve(Rc::clone(keeper), Rc::clone(&link)));
+        Self { link, socket, inbox: Inbox::default(), serving }
     }
 
     async fn say(&self, message: ToKeeper) {
@@ -42,6 +44,12 @@ impl Mouth {
             let filled = timeout(BOUND, self.inbox.fill(&self.socket)).await.unwrap();
             assert!(filled.unwrap() > 0, "the keeper hung up");
         }
+    }
+
+    /// Returns once everything that was said is done.
+    async fn settled(&mut self) {
+        self.say(ToKeeper::StderrTail { request: 9, child: ChildId::new(u64::MAX) }).await;
+        while !matches!(self.hear().await, ToWorker::StderrTail { request: 9, .. }) {}
     }
 
     /// Attaches and returns the children that are held.
@@ -138,17 +146,90 @@ fn another_version_is_refused_in_so_many_words() {
 fn a_worker_that_talks_nonsense_is_dropped() {
     with_keeper(|keeper| async move {
         let hello = ToKeeper::Hello { version: PROTOCOL_VERSION, pid: 1 };
-        for nonsense in [vec![hello.clone(), hello.clone()], vec![ToKeeper::Ready]] {
+        let connection = ToKeeper::Connection(Passing { listener: "mcp".to_owned(), read: Bytes::new() });
+        for nonsense in [
+            vec![hello.clone(), hello.clone()],
+            vec![ToKeeper::Ready],
+            // Nobody has ordered it to hand over.
+            vec![hello.clone(), ToKeeper::HandedOver],
+            vec![hello.clone(), connection],
+        ] {
             let worker = Mouth::open(&keeper);
             for message in nonsense {
                 worker.say(message).await;
             }
             let ended = timeout(BOUND, worker.serving).await.unwrap().unwrap();
-            assert!(matches!(ended, Err(LinkError::Protocol(ProtocolError::Order))));
+            let order = ProtocolError::Order;
+            let refused = [order, ProtocolError::Field("descriptor")];
+            assert!(matches!(ended, Err(LinkError::Protocol(error)) if refused.contains(&error)));
         }
         let worker = Mouth::open(&keeper);
         worker.socket.try_send(&[IoSlice::new(&[255; 64])]).unwrap();
         let ended = timeout(BOUND, worker.serving).await.unwrap().unwrap();
         assert!(matches!(ended, Err(LinkError::Protocol(ProtocolError::Length(_)))));
+    });
+}
+
+#[test]
+fn a_worker_that_answers_is_asked_for_ever_and_one_that_does_not_is_given_up() {
+    with_keeper(|keeper| async move {
+        let mut worker = Mouth::open(&keeper);
+        assert_eq!(worker.attach().await, []);
+        let link = Rc::clone(&worker.link);
+        for _ in 0..3 * PINGS_UNANSWERED_MAX {
+            assert!(link.ping());
+            assert_eq!(worker.hear().await, ToWorker::Ping);
+            worker.say(ToKeeper::Pong).await;
+            worker.settled().await;
+        }
+        for _ in 0..PINGS_UNANSWERED_MAX {
+            assert!(link.ping());
+        }
+        assert!(!link.ping());
+        worker.say(ToKeeper::Pong).await;
+        worker.settled().await;
+        assert!(link.ping());
+        worker.close().await.unwrap();
+    });
+}
+
+#[test]
+fn c8_what_a_leaving_worker_says_of_children_concerns_nobody() {
+    with_keeper(|keeper| async move {
+        let mut worker = Mouth::open(&keeper);
+        assert_eq!(worker.attach().await, []);
+        worker.say(ToKeeper::Spawn { request: 1, spawn: cat("leaving-says") }).await;
+        let ToWorker::Spawned { child, .. } = worker.hear().await else { panic!("not spawned") };
+        let link = Rc::clone(&worker.link);
+        link.order_handover();
+        assert_eq!(worker.hear().await, ToWorker::HandOver);
+        worker.say(ToKeeper::Write { child, tag: None, frame: Bytes::from_static(b"in time") }).await;
+        worker.say(ToKeeper::HandedOver).await;
+        worker.say(ToKeeper::Write { child, tag: None, frame: Bytes::from_static(b"too late") }).await;
+        worker.say(ToKeeper::Forget { child }).await;
+        timeout(BOUND, link.handed_over_said.notified()).await.unwrap();
+        // It can still be told to finish.
+        link.drain(false);
+        loop {
+            match worker.hear().await {
+                ToWorker::Drain { retire: false } => break,
+                heard => assert!(matches!(heard, ToWorker::Written { .. } | ToWorker::Frame { .. }), "{heard:?}"),
+            }
+        }
+        let mut next = Mouth::open(&keeper);
+        let held = next.attach().await;
+        assert_eq!((held.len(), held[0].frames_accepted), (1, 1));
+        assert_eq!(next.hear().await, ToWorker::Frame { child, number: 1, bytes: Bytes::from_static(b"in time") });
+        // The one before ends; the next one stays in charge.
+        worker.close().await.unwrap();
+        next.say(ToKeeper::Write { child, tag: None, frame: Bytes::from_static(b"next") }).await;
+        let mut heard = next.hear().await;
+        if matches!(heard, ToWorker::Written { .. }) {
+            heard = next.hear().await;
+        }
+        assert_eq!(heard, ToWorker::Frame { child, number: 2, bytes: Bytes::from_static(b"next") });
+        next.say(ToKeeper::Forget { child }).await;
+        timeout(BOUND, keeper.child_is_gone.notified()).await.unwrap();
+        next.close().await.unwrap();
     });
 }

@@ -131,6 +131,7 @@ impl Dispatcher {
                 self.worker = Some(Attended { worker, kill_at, ping_at: None, was_overdue: false });
             }
             Err(source) if self.is_succeeding() => {
+                self.close_passed();
                 self.roll_back(format!("its worker could not be started: {source}")).await;
             }
             Err(source) if number == 1 => {
@@ -138,10 +139,19 @@ impl Dispatcher {
             }
             Err(error) => {
                 tracing::error!(worker = number, %error, "could not start a worker");
+                self.close_passed();
                 self.start_again();
             }
         }
         Ok(())
+    }
+
+    /// A worker may lack the very descriptors that clients' connections hold, and those clients can connect again.
+    fn close_passed(&self) {
+        let passed = self.keeper.passed().take();
+        if !passed.is_empty() {
+            tracing::warn!(connections = passed.len(), "closing idle connections, so that a worker can be started");
+        }
     }
 
     /// Plans the next start.

@@ -107,6 +107,29 @@ fn t1_idle_connections_go_to_the_successor_with_what_was_read_of_them() {
 }
 
 #[test]
+fn t1_a_keeper_that_runs_out_of_descriptors_closes_idle_connections_and_serves() {
+    const CLIENTS: usize = 60;
+    let probe = offering("again");
+    let mut talk = probe.connect();
+    let mut clients: Vec<_> = (0..CLIENTS).map(|number| idle_client(&probe, &format!("GET /{number}"))).collect();
+    await_idle(&mut talk, CLIENTS);
+    let used = fs::read_dir(format!("/proc/{}/fd", probe.keeper_pid())).unwrap().count() as u64;
+    for (spare, at_least) in [(12, 0), (60, 20)] {
+        // By number, so what is used counts up to its highest.
+        probe.limit_descriptors(used + spare);
+        talk = reload(&probe, &mut talk);
+        let kept: usize = talk.ask("idle").parse().unwrap();
+        assert!((at_least..CLIENTS).contains(&kept), "{kept} were kept");
+        talk.ask("greet");
+        let heard = clients.iter_mut().map(hear).filter(|line| !line.is_empty()).count();
+        assert_eq!(heard, kept);
+        probe.limit_descriptors(4096);
+        clients = (0..CLIENTS).map(|number| idle_client(&probe, &format!("GET /{number}"))).collect();
+        await_idle(&mut talk, CLIENTS);
+    }
+}
+
+#[test]
 fn t2_a_successor_that_does_not_pass_the_rehearsal_leaves_the_old_one_serving() {
     let probe = Probe::start();
     let mut talk = probe.connect();

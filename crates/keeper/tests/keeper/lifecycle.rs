@@ -90,13 +90,28 @@ fn t5_a_second_signal_ends_everything_at_once() {
 }
 
 #[test]
+fn a_worker_that_waits_for_what_another_would_wait_for_too_is_not_replaced() {
+    let mut probe = Probe::idle();
+    probe.set_mode("waits");
+    probe.start_keeper();
+    // Longer than a worker may take that says nothing.
+    let over_at = Instant::now() + Duration::from_secs(33);
+    while Instant::now() < over_at {
+        assert_eq!(probe.starts().max(1), 1);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    fs::write(probe.path("go"), "").unwrap();
+    assert_eq!(probe.connect().worker().1, 1);
+}
+
+#[test]
 fn a_worker_that_gives_no_sign_of_life_is_replaced() {
     let probe = Probe::start();
     let mut talk = probe.connect();
     let child = talk.spawn("cat");
     let (pid, number) = talk.worker();
     signal(ProcessIdentity::of(pid).unwrap().unwrap(), Signal::STOP).unwrap();
-    let mut next = probe.connect_patiently();
+    let mut next = probe.connect_patiently(number);
     assert_eq!(next.worker().1, number + 1);
     assert_eq!(next.write(&child, "lives"), "Ok(1)");
     assert!(fs::read_to_string(probe.path("keeper.log")).unwrap().contains("gives no sign of life"));

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mainstay_keeper::{ProcessIdentity, Signal, signal};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tempfile::TempDir;
 
 use crate::processes::STATE_DIR_VARIABLE;
@@ -84,6 +85,13 @@ impl Probe {
         signal(ProcessIdentity::of(self.keeper_pid()).unwrap().unwrap(), how).unwrap();
     }
 
+    /// Bounds how many descriptors the keeper itself may have.
+    pub(crate) fn limit_descriptors(&self, max: u64) {
+        let pid = Pid::from_raw(self.keeper_pid().try_into().unwrap());
+        let limit = Rlimit { current: Some(max), maximum: getrlimit(Resource::Nofile).maximum };
+        prlimit(pid, Resource::Nofile, limit).unwrap();
+    }
+
     /// Waits for the keeper's end.
     pub(crate) fn wait_for_keeper(&mut self) {
         let mut keeper = self.keeper.take().unwrap();
@@ -104,22 +112,21 @@ impl Probe {
         Talk { reader: BufReader::new(stream.try_clone().unwrap()), writer: stream }
     }
 
-    /// The same, for a worker that takes long to come.
-    pub(crate) fn connect_patiently(&self) -> Talk {
-        let talk = self.connect();
-        talk.writer.set_read_timeout(Some(3 * BOUND)).unwrap();
-        talk
+    /// A conversation with a worker after number `number`.
+    pub(crate) fn connect_beyond(&self, number: u64) -> Talk {
+        eventually("the next worker", || self.try_connect_beyond(number))
     }
 
-    /// A conversation with a worker after number `number`, however long that takes to come.
-    pub(crate) fn connect_beyond(&self, number: u64) -> Talk {
-        eventually("the next worker", || {
-            // One that is leaving may hang up on whoever it has just accepted.
-            let mut talk = self.connect();
-            talk.try_ask("worker")
-                .is_some_and(|reply| reply.split_once(' ').unwrap().1 != number.to_string())
-                .then_some(talk)
-        })
+    /// The same, for a worker that takes long to come.
+    pub(crate) fn connect_patiently(&self, number: u64) -> Talk {
+        (0..6).find_map(|_| self.try_connect_beyond(number)).unwrap()
+    }
+
+    fn try_connect_beyond(&self, number: u64) -> Option<Talk> {
+        // One that is leaving, or stuck, may hang up on whoever it has just accepted.
+        let mut talk = self.connect();
+        let reply = talk.try_ask("worker")?;
+        (reply.split_once(' ').unwrap().1 != number.to_string()).then_some(talk)
     }
 
     /// What a rehearsal answers: these settings.

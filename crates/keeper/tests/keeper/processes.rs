@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use mainstay_keeper::client::{Attached, Custody, Order};
 use mainstay_keeper::{Plan, Renewed, acquire_lock, run};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::desk::Desk;
 
@@ -83,6 +84,9 @@ fn version() -> String {
 fn play_worker() {
     let Some(state_dir) = state_dir() else { return };
     log_to_stderr();
+    // The keeper's own limit may be what is tested.
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     let mut starts = fs::OpenOptions::new().append(true).create(true).open(state_dir.join("starts")).unwrap();
     writeln!(starts, "{}", std::process::id()).unwrap();
     let mode = fs::read_to_string(state_dir.join("mode")).unwrap_or_default();
@@ -103,8 +107,11 @@ async fn work(state_dir: &Path, mode: &str) {
     match welcome.settings.split(|byte| *byte == b' ').next().unwrap() {
         b"crash" => std::process::exit(7),
         b"late" => std::future::pending().await,
-        b"wait" => wait_in_vain(&custody).await,
+        b"wait" => wait(&custody, None).await,
         _ => {}
+    }
+    if mode == "waits" {
+        wait(&custody, Some(&state_dir.join("go"))).await;
     }
     let admin = listener(welcome.listeners.pop().unwrap().1);
     let mcp = listener(welcome.listeners.pop().unwrap().1);
@@ -133,9 +140,9 @@ async fn work(state_dir: &Path, mode: &str) {
     }
 }
 
-/// Says again and again that there is something to wait for, until a test has seen it.
-async fn wait_in_vain(custody: &Custody) {
-    loop {
+/// Says again and again that there is something to wait for, until that file is there.
+async fn wait(custody: &Custody, file: Option<&Path>) {
+    while !file.is_some_and(Path::exists) {
         custody.waiting().await;
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
