@@ -1,12 +1,18 @@
 //! Suspension, drain and caps on the wire (S8, S10–S12, AC-05).
 
-use anyhow::{Context as _, Result};
-use mainstay_tests::{Gateway, RawClient, UpH, UpS, wait_until};
+use anyhow::{Context as _, Result, ensure};
+use futures_util::StreamExt as _;
+use mainstay_tests::{Gateway, Proc, RawClient, UpH, UpS, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
+use tokio::io::AsyncWriteExt as _;
 
 const VERSION: &str = "2025-11-25";
 const BOUND: Duration = Duration::from_secs(30);
+/// Clients at a time.
+const CLIENTS: usize = 16;
+/// Sessions of children that are lived in one test.
+const CHILDREN: usize = 120;
 
 async fn live_in_memory(gateway: &Gateway) -> Result<u64> {
     gateway.status().await?["sessions"]["live"].as_u64().context("a count")
@@ -177,45 +183,141 @@ async fn s8_a_drain_lets_the_call_in_flight_finish_refuses_new_ones_and_survives
     Ok(())
 }
 
-#[tokio::test]
-async fn ac05_sessions_end_and_nothing_is_left() -> Result<()> {
-    let (up_h, up_s) = (UpH::start().await?, UpS::new(&[])?);
-    let config =
-        format!("[session]\nidle_expiry = \"3s\"\nmax_per_principal = 10000\n{}{}", up_h.toml("h"), up_s.toml("s")?);
-    let gateway = Gateway::start(&config, &[]).await?;
-    let child_client = RawClient::open(&gateway.url("s")?, VERSION).await?;
-    child_client.call_through("echo", json!({"text": "a"})).await?.result()?;
-    let child = up_s.starts()?.pop().context("a child")?;
-    child_client.delete().await?;
-    wait_until("the child of the ended session is gone", BOUND, async || !child.is_alive()).await?;
+/// What a client does with a session before it is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Uses it and hangs up.
+    Abandoned,
+    /// Ends it.
+    Ended,
+    /// Hangs up before `initialized`, or even before the answer.
+    Unconfirmed,
+}
 
-    let worker = gateway.worker().await?;
-    let descriptors = || anyhow::Ok(std::fs::read_dir(format!("/proc/{}/fd", worker.pid))?.count());
-    let before = descriptors()?;
-    let url = gateway.url("h")?;
-    const ROUNDS: usize = 300;
-    for round in 0..ROUNDS {
-        let mut client = RawClient::new(&url)?;
-        client.initialize(VERSION).await?.result()?;
-        match round % 3 {
-            0 => {
-                client.notify("notifications/initialized", Value::Null).await?;
-                client.request("tools/list", Value::Null).await?.result()?;
+/// Lives one session for each fate, so many at a time. Who hangs up has a connection of its own for every request.
+async fn live_and_leave(url: &str, fates: impl Iterator<Item = Fate>) -> Result<()> {
+    let tidy = RawClient::new(url)?;
+    let untidy = tidy.clone().with_fresh_connections()?;
+    let lives = fates.enumerate().map(|(number, fate)| {
+        let mut client = if fate == Fate::Ended { tidy.clone() } else { untidy.clone() };
+        async move {
+            if fate == Fate::Unconfirmed && number % 2 == 0 {
+                return hang_up(url).await;
             }
-            1 => assert_eq!(client.delete().await?, 204),
-            // Hung up before `initialized`.
-            _ => {}
+            client.initialize(VERSION).await?.result()?;
+            match fate {
+                Fate::Abandoned => {
+                    client.notify("notifications/initialized", Value::Null).await?;
+                    client.request("tools/list", Value::Null).await?.result()?;
+                }
+                Fate::Ended => ensure!(client.delete().await? == 204, "DELETE is answered"),
+                Fate::Unconfirmed => {}
+            }
+            Ok(())
         }
+    });
+    let mut lives = futures_util::stream::iter(lives).buffer_unordered(CLIENTS);
+    while let Some(lived) = lives.next().await {
+        lived?;
     }
-    wait_until("all have ended", BOUND, async || {
-        gateway.status().await.is_ok_and(|status| status["sessions"]["stored"] == 0 && status["sessions"]["live"] == 0)
+    Ok(())
+}
+
+/// Sends `initialize` and hangs up without a look at the answer.
+async fn hang_up(url: &str) -> Result<()> {
+    let (host, path) = url.strip_prefix("http://").and_then(|rest| rest.split_once('/')).context("a URL")?;
+    let params = json!({"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}});
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).to_string();
+    let accept = "application/json, text/event-stream";
+    let head = format!(
+        "POST /{path} HTTP/1.1\r\nhost: {host}\r\naccept: {accept}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut socket = tokio::net::TcpStream::connect(host).await?;
+    socket.write_all(format!("{head}{body}").as_bytes()).await?;
+    Ok(socket.shutdown().await?)
+}
+
+async fn nothing_lives(gateway: &Gateway) -> bool {
+    gateway.status().await.is_ok_and(|status| status["sessions"] == json!({"live": 0, "stored": 0}))
+}
+
+/// The counts of AC-05: 2,000 sessions abandoned, 2,000 ended, 200 hung up.
+#[tokio::test]
+async fn ac05_thousands_of_sessions_end_and_nothing_is_left() -> Result<()> {
+    let up = UpH::start().await?;
+    up.order("/log", json!({"pause": true})).await?;
+    let config = format!("[session]\nidle_expiry = \"5s\"\nmax_per_principal = 10000\n{}", up.toml("h"));
+    let gateway = Gateway::start(&config, &[]).await?;
+    let worker = Proc::of(gateway.worker().await?.pid).context("a worker")?;
+    let before = worker.open_files();
+    let url = gateway.url("h")?;
+    let half = || {
+        let rounds = [Fate::Abandoned, Fate::Ended].into_iter().cycle().take(2000);
+        rounds.chain(std::iter::repeat_n(Fate::Unconfirmed, 100))
+    };
+    live_and_leave(&url, half()).await?;
+    let after_half = worker.resident_bytes();
+    live_and_leave(&url, half()).await?;
+    let grown = worker.resident_bytes().saturating_sub(after_half);
+    wait_until("all have ended", 2 * BOUND, async || nothing_lives(&gateway).await).await?;
+    wait_until("every session of the server was deleted", BOUND, async || {
+        let (opened, deleted) = (up.count("/initializes").await, up.count("/deletes").await);
+        opened.is_ok_and(|opened| opened >= 4000 && deleted.is_ok_and(|deleted| deleted == opened))
     })
     .await?;
-    wait_until("every server's session was deleted", BOUND, async || {
-        let (opened, deleted) = (up_h.count("/initializes").await, up_h.count("/deletes").await);
-        opened.is_ok_and(|opened| opened == ROUNDS as u64) && deleted.is_ok_and(|deleted| deleted == ROUNDS as u64)
+    wait_until("descriptors are back", BOUND, async || worker.open_files() <= before + 10).await?;
+    let left = worker.resident_bytes().saturating_sub(after_half);
+    assert!(grown.max(left) < 20 << 20, "grown by {grown} and then {left} bytes in the second half");
+    assert_eq!(gateway.worker().await?.pid, worker.pid, "it is the same worker");
+    Ok(())
+}
+
+/// The same over children. Each session needs a process, so the counts are smaller.
+#[tokio::test]
+async fn ac05_sessions_of_children_end_and_no_process_is_left() -> Result<()> {
+    let up = UpS::new(&[])?;
+    let config = format!("[session]\nidle_expiry = \"5s\"\nmax_per_principal = 10000\n{}", up.toml("s")?);
+    let gateway = Gateway::start(&config, &[]).await?;
+    let processes = [gateway.keeper_pid()?, gateway.worker().await?.pid].map(Proc::of);
+    let open_files = || processes.map(|process| process.map_or(0, Proc::open_files));
+    let before = open_files();
+
+    let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    client.call_through("echo", json!({"text": "a"})).await?.result()?;
+    let child = up.starts()?.pop().context("a child")?;
+    assert_eq!(client.delete().await?, 204);
+    wait_until("the child of the ended session is gone", BOUND, async || !child.is_alive()).await?;
+    assert_eq!(client.request("tools/list", Value::Null).await?.status, 404);
+
+    let fates = [Fate::Abandoned, Fate::Ended, Fate::Unconfirmed].into_iter().cycle().take(CHILDREN);
+    live_and_leave(&gateway.url("s")?, fates).await?;
+    wait_until("all have ended", BOUND, async || nothing_lives(&gateway).await).await?;
+    assert!(up.starts()?.len() > CHILDREN / 2, "each had a child");
+    wait_until("no child is left", BOUND, async || {
+        up.starts().is_ok_and(|starts| !starts.into_iter().any(Proc::is_alive))
     })
     .await?;
-    wait_until("descriptors are back", BOUND, async || descriptors().is_ok_and(|now| now <= before + 10)).await?;
+    wait_until("descriptors are back", BOUND, async || {
+        open_files().into_iter().zip(before).all(|(now, before)| now <= before + 10)
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn ac05_the_51st_session_of_a_principal_is_refused_and_no_busy_one_evicted() -> Result<()> {
+    let up = UpH::start().await?;
+    let gateway = Gateway::start(&format!("[session]\nmax_per_principal = 50\n{}", up.toml("h")), &[]).await?;
+    let url = gateway.url("h")?;
+    let busy = RawClient::open(&url, VERSION).await?;
+    let call = busy.post(&busy.message("tools/call", json!({"name": "slow", "arguments": {"ms": 3000}}))).await?;
+    let mut statuses = Vec::new();
+    for _ in 0..59 {
+        statuses.push(busy.clone().initialize(VERSION).await?.status);
+    }
+    assert_eq!(statuses, [vec![200; 49], vec![429; 10]].concat());
+    call.finish(BOUND).await?.result()?;
     Ok(())
 }
