@@ -7,7 +7,7 @@
 pub use identity::{BootId, ProcessIdentity, Signal, SignalError, signal};
 pub use lock::{Lock, LockError, Owner, acquire_lock, read_owner};
 pub use protocol::{CONNECTION_READ_BYTES_MAX, FRAME_BYTES_MAX, PROTOCOL_VERSION, ProtocolError};
-pub use renewal::{FORMAT as RENEWAL_FORMAT, Renewed, RenewalError, Unusable};
+pub use renewal::{FORMAT as RENEWAL_FORMAT, RenewalError, Renewed, Unusable};
 pub use run::{Ended, KeeperError, Plan, Stage, run};
 pub use state::{StateError, ensure_private_dir};
 pub use stderr::stderr_logs;

@@ -41,6 +41,7 @@ mod handover;
 mod rehearsal;
 mod renew;
 mod signals;
+mod succession;
 
 /// What the keeper is to hold and to run.
 pub struct Plan {

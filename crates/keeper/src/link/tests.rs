@@ -210,11 +210,10 @@ fn c8_what_a_leaving_worker_says_of_children_concerns_nobody() {
         timeout(BOUND, link.handed_over_said.notified()).await.unwrap();
         // It can still be told to finish.
         link.drain(false);
-        loop {
-            match worker.hear().await {
-                ToWorker::Drain { retire: false } => break,
-                heard => assert!(matches!(heard, ToWorker::Written { .. } | ToWorker::Frame { .. }), "{heard:?}"),
-            }
+        let mut heard = worker.hear().await;
+        while heard != (ToWorker::Drain { retire: false }) {
+            assert!(matches!(heard, ToWorker::Written { .. } | ToWorker::Frame { .. }), "{heard:?}");
+            heard = worker.hear().await;
         }
         let mut next = Mouth::open(&keeper);
         let held = next.attach().await;

@@ -1,7 +1,8 @@
-//! The rehearsal: before anything is changed, the program that is to take over is asked whether it could. It answers with
-//! its settings, or says what stands against it. The keeper understands neither.
+//! The rehearsal: before anything is changed, the program that is to take over is asked whether it could. It is given the
+//! settings in force, and answers with its own, or says what stands against it. The keeper understands neither.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek as _, Write as _};
 use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use tokio::time::timeout;
 use crate::keeper::Keeper;
 use crate::pidfd::Status;
 use crate::process::Process;
+use crate::renewal::nameless_file;
 use crate::worker::Start;
 
 /// Runs the rehearsal and returns the settings that it answers with, or why there are none. A rehearsal that is dropped
@@ -22,7 +24,8 @@ use crate::worker::Start;
 pub(super) async fn rehearse(keeper: Rc<Keeper>, start: Start) -> Result<Bytes, String> {
     let failed = |error: io::Error| format!("could not run `{}`: {error}", start.name.display());
     let mut command = start.command();
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let in_force = settings_in_force(&keeper).map_err(failed)?;
+    command.stdin(in_force).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(failed)?;
     let pipes = (child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from));
     let running = Running { process: Some(Process::hold(&keeper, child).map_err(failed)?), keeper };
@@ -33,6 +36,14 @@ pub(super) async fn rehearse(keeper: Rc<Keeper>, start: Start) -> Result<Bytes, 
         Ok(heard) => heard.map_err(failed)?,
         Err(_) => Err(format!("`{}` did not answer within {} s", start.name.display(), REHEARSAL_BOUND.as_secs())),
     }
+}
+
+/// What the rehearsal reads, which it may do or not.
+fn settings_in_force(keeper: &Keeper) -> io::Result<File> {
+    let mut file = nameless_file(keeper.records_dir())?;
+    file.write_all(&keeper.settings())?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// A rehearsal's process; it does not outlive this.

@@ -125,11 +125,6 @@ impl Desk {
         let child = ChildId::new(first.parse().unwrap_or_default());
         let number = text.parse().unwrap_or_default();
         match command {
-            "worker" => format!("{} {}", std::process::id(), self.number),
-            "held" => self.held.clone(),
-            "settings" => self.settings.replace('\0', " "),
-            "version" => self.version.clone(),
-            "handover" => self.handover.replace('\n', "|"),
             "succeed" => match self.custody.succeed(first == "upgrade").await {
                 Ok(()) => "granted".to_owned(),
                 Err(refused) => format!("refused {}", refused.reason.replace('\n', "|")),
@@ -190,6 +185,18 @@ impl Desk {
                 self.custody.shutdown(first == "retire").await;
                 String::new()
             }
+            other => self.tell(other),
+        }
+    }
+
+    /// What this worker was told itself.
+    fn tell(&self, what: &str) -> String {
+        match what {
+            "worker" => format!("{} {}", std::process::id(), self.number),
+            "held" => self.held.clone(),
+            "settings" => self.settings.replace('\0', " "),
+            "version" => self.version.clone(),
+            "handover" => self.handover.replace('\n', "|"),
             other => format!("what is {other}?"),
         }
     }
