@@ -159,18 +159,23 @@ fn numbered<'a>(
 
 /// The state in a file without a name.
 fn written(state: &State<u32>, dir: &Path) -> io::Result<File> {
-    let file = match memfd_create("mainstay-renewal", MemfdFlags::CLOEXEC) {
+    let mut out = BufWriter::new(Bounded { file: nameless_file(dir)?, left: STATE_BYTES_MAX });
+    codec::encode(state, &mut out)?;
+    let mut file = out.into_inner().map_err(io::IntoInnerError::into_error)?.file;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// A file without a name, in memory; in `dir` where memory has no files.
+pub(crate) fn nameless_file(dir: &Path) -> io::Result<File> {
+    let file = match memfd_create("mainstay", MemfdFlags::CLOEXEC) {
         Ok(file) => file,
         Err(_) => {
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
             rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)?
         }
     };
-    let mut out = BufWriter::new(Bounded { file: File::from(file), left: STATE_BYTES_MAX });
-    codec::encode(state, &mut out)?;
-    let mut file = out.into_inner().map_err(io::IntoInnerError::into_error)?.file;
-    file.rewind()?;
-    Ok(file)
+    Ok(file.into())
 }
 
 /// A file that does not grow beyond a bound.
