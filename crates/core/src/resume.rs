@@ -75,7 +75,7 @@ pub struct ResumeRecord {
     pub key: SessionKey,
     /// The server.
     pub server: ServerName,
-    /// Where the upstream session lives; empty for stdio.
+    /// Where the upstream session lives; empty for stdio, and for a session that is a connection (HTTP+SSE).
     pub url: Box<str>,
     /// Digest of the fields that define the upstream session and of the names of its headers and credentials, never of
     /// their values. Another one now → the record is dropped with an owed delete (U2).

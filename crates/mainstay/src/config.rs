@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mainstay_core::id::ServerName;
+use mainstay_upstream::Transport;
 
 pub use diagnostic::{Diagnostic, Location};
 pub use file::Listen as ListenAddress;
@@ -188,10 +189,12 @@ pub enum Reach {
         /// Whether the child holds state that must not be let go (S11).
         stateful: bool,
     },
-    /// A server that speaks streamable HTTP.
+    /// A server that speaks HTTP.
     Http {
         /// Its endpoint.
         url: http::Uri,
+        /// Which of the two transports over HTTP it speaks.
+        transport: Transport,
         /// Headers that every request to it carries; names are lower case.
         headers: BTreeMap<String, Template>,
     },

@@ -1,4 +1,5 @@
-//! The way to a server over Streamable HTTP (2025-03-26 to 2025-11-25, Transports).
+//! The way to a server over Streamable HTTP (2025-03-26 to 2025-11-25, Transports), or over the HTTP+SSE before it
+//! ([`legacy`]).
 //!
 //! One [`Http`] is one client session's upstream session. It owns the session's id, notices its loss and makes it
 //! again once for all calls that wait (U4); it repeats nothing that could be executed twice (U5).
@@ -28,13 +29,16 @@ use crate::upstreams::{Destination, Upstreams};
 use crate::wire::{self, lock};
 
 pub(crate) use answer::HttpStream;
+pub(crate) use legacy::Detected;
 pub(crate) use listen::Ears;
 pub(crate) use post::{PROTOCOL_VERSION, SESSION_ID};
 
+use legacy::{Connection, Feed, Waiting};
 use post::Fault;
 use reply::Events;
 
 mod answer;
+mod legacy;
 mod listen;
 mod own;
 mod post;
@@ -65,6 +69,8 @@ pub(crate) struct Session {
     version_header: Option<HeaderValue>,
     version: Box<str>,
     initialized: AtomicBool,
+    /// The connection that it is, over HTTP+SSE.
+    connection: Option<Connection>,
 }
 
 impl Session {
@@ -80,11 +86,42 @@ impl Session {
             version: version.into(),
             initialized: AtomicBool::new(initialized),
             id,
+            connection: None,
         }
     }
 
+    fn over(self, connection: Option<Connection>) -> Self {
+        Self { connection, ..self }
+    }
+
+    /// Whether its requests name it: by a header, or by the URL that its event stream said.
     fn has_id(&self) -> bool {
-        self.id.is_some()
+        self.id.is_some() || self.connection.is_some()
+    }
+
+    /// Its event stream, if that is what it is.
+    fn feed(&self) -> Option<&Arc<Feed>> {
+        self.connection.as_ref().map(Connection::feed)
+    }
+
+    /// Whether it was a connection that has ended.
+    fn is_cut(&self) -> bool {
+        self.feed().is_some_and(|feed| feed.is_over())
+    }
+
+    /// What it was lost by, if the server answered `reason` to it.
+    fn loss(&self, reason: &str) -> String {
+        match self.is_cut() {
+            true => "its event stream ended".to_owned(),
+            false => format!("the server answered {reason} to its session"),
+        }
+    }
+
+    /// Ends it, if it is a connection, whoever still waits for answers.
+    fn close(&self) {
+        if let Some(feed) = self.feed() {
+            feed.close();
+        }
     }
 }
 
@@ -121,6 +158,8 @@ impl Tries {
 pub(crate) enum Dispatched {
     Whole(Bytes),
     Events(Box<Events>, Arc<Session>),
+    /// Taken by the server; the answer comes over the session's event stream.
+    Waiting(Box<Waiting>, Arc<Session>),
 }
 
 /// What one attempt at a call came to.
@@ -161,7 +200,7 @@ impl Http {
         let past = past.unwrap_or_default();
         let kept = Kept::new(upstreams, handshake, &past);
         let resumed = |record: ResumeRecord| Arc::new(Session::new(record.upstream_id, &record.version, record.told));
-        let session = past.record.map(resumed);
+        let session = past.record.filter(|record| !kept::was_connection(record)).map(resumed);
         Arc::new(Self {
             upstreams: Arc::clone(upstreams),
             destination,
@@ -188,17 +227,18 @@ impl Http {
 
     pub(crate) async fn call(self: &Arc<Self>, call: Call) -> Result<Answer, Failure> {
         let mut tries = Tries::default();
-        match self.dispatch(&call, &mut tries).await? {
-            Dispatched::Whole(response) => Ok(Answer::Whole(response)),
-            Dispatched::Events(events, session) => {
-                let mut stream = HttpStream::reading(Arc::clone(self), call, tries, events, session);
-                match stream.next().await? {
-                    Incoming::Response(response) => Ok(Answer::Whole(response)),
-                    Incoming::Message(message) => {
-                        stream.put_back(message);
-                        Ok(Answer::Stream(AnswerStream(Way::Http(Box::new(stream)))))
-                    }
-                }
+        let mut stream = match self.dispatch(&call, &mut tries).await? {
+            Dispatched::Whole(response) => return Ok(Answer::Whole(response)),
+            Dispatched::Events(events, session) => HttpStream::reading(Arc::clone(self), call, tries, events, session),
+            Dispatched::Waiting(waiting, session) => {
+                HttpStream::waiting(Arc::clone(self), call, tries, waiting, session)
+            }
+        };
+        match stream.next().await? {
+            Incoming::Response(response) => Ok(Answer::Whole(response)),
+            Incoming::Message(message) => {
+                stream.put_back(message);
+                Ok(Answer::Stream(AnswerStream(Way::Http(Box::new(stream)))))
             }
         }
     }
@@ -206,6 +246,9 @@ impl Http {
     /// Goes on with a call that an earlier worker sent, behind the event `last_event_id`.
     pub(crate) async fn resume(self: &Arc<Self>, call: Call, last_event_id: &str) -> Result<AnswerStream, Failure> {
         let session = self.session().await?;
+        if session.feed().is_some() {
+            return Err(self.unknown("its answers can't be asked for again".into()));
+        }
         let stream = HttpStream::resuming(Arc::clone(self), call, session, last_event_id);
         Ok(AnswerStream(Way::Http(Box::new(stream))))
     }
@@ -278,6 +321,9 @@ impl Http {
     /// Sends a notification, or the answer to a request of the server. A server that hangs must not keep its connection
     /// and its place among the calls for ever, since nobody waits for it: there is a bound on all of it.
     pub(crate) async fn send(self: &Arc<Self>, message: Bytes) -> Result<(), Failure> {
+        if wire::is_response(&message) && lock(&self.state).session.as_ref().is_some_and(|session| session.is_cut()) {
+            return Err(Failure::LostAgain { server: self.server().name.clone() });
+        }
         let mut tries = Tries::default();
         let deadline = Instant::now() + self.server().patience + kept::SEND_BEYOND_PATIENCE;
         let not_open = |_| self.unreachable("its session was not opened in time".into());
@@ -335,6 +381,9 @@ impl Http {
                 return None;
             }
             state.kept.ended = true;
+            if let Some(session) = &state.session {
+                session.close();
+            }
             state.session.take_if(|_| delete)
         };
         lock(&self.ears).close();
@@ -367,7 +416,12 @@ impl Http {
     pub(crate) fn record(&self) -> Option<ResumeRecord> {
         let state = lock(&self.state);
         let session = state.session.as_ref()?;
-        state.kept.record(&self.upstreams, &self.destination, session.id.as_ref(), is_initialized(session))
+        let told = is_initialized(session);
+        let mut record = state.kept.record(&self.upstreams, &self.destination, session.id.as_ref(), told)?;
+        if session.feed().is_some() {
+            kept::mark_connection(&mut record);
+        }
+        Some(record)
     }
 
     pub(crate) fn opened(&self) -> bool {

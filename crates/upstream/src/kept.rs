@@ -180,6 +180,9 @@ impl Past {
             }
             fits
         });
+        if loss.is_none() && record.as_ref().is_some_and(was_connection) && server.is_http() {
+            loss = Some(CONNECTION_ENDED);
+        }
         let held = held.and_then(|held| {
             let own = parse_label(&held.label).is_some_and(|label| label.fingerprint == destination.fingerprint);
             if own && held.frames_accepted > 0 {
@@ -220,10 +223,20 @@ pub(crate) fn page_of(upstreams: &Upstreams, call: &Call, response: &Bytes) -> O
     Some((upstreams.pages.page(&response[result]), asks_first_page(&call.message)))
 }
 
+/// Notes in `record` that the session is a connection (2024-11-05): it lives nowhere that a later worker could go to.
+pub(crate) fn mark_connection(record: &mut ResumeRecord) {
+    record.url = "".into();
+}
+
+/// Whether `record` is of such a session, or of a child.
+pub(crate) fn was_connection(record: &ResumeRecord) -> bool {
+    record.url.is_empty()
+}
+
 /// Whether `record` was made for this very definition of the server.
 fn fits(record: &ResumeRecord, destination: &Destination) -> bool {
     let url_fits = match &destination.server.reach {
-        Reach::Http { url, .. } => *record.url == *url.to_string(),
+        Reach::Http { url, .. } => was_connection(record) || *record.url == *url.to_string(),
         Reach::Child { .. } => record.url.is_empty(),
     };
     url_fits && record.fingerprint == destination.fingerprint
@@ -231,6 +244,7 @@ fn fits(record: &ResumeRecord, destination: &Destination) -> bool {
 
 /// Why the instance of an earlier worker is lost.
 const DEFINITION_CHANGED: &str = "the definition of the server has changed";
+const CONNECTION_ENDED: &str = "its connection ended while its session was unused or the gateway away";
 const RECORD_LOST: &str = "what was known of its session is lost";
 
 /// How much longer than its patience with a server that is down a message without an answer may be on its way.

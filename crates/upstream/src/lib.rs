@@ -14,7 +14,7 @@ pub use failure::{ExitStatus, Failure, Outcome};
 pub use handshake::{Handshake, Opened};
 pub use link::{Ending, Link, Listening};
 pub use notice::{ListsChanged, Notice};
-pub use server::{Reach, Server};
+pub use server::{Reach, Server, Transport};
 pub use settle::{SETTLE_BOUND, Settled, settle};
 pub use template::{Environment, Secret, Template, TemplateError};
 pub use upstreams::{Counts, Parts, Upstreams};

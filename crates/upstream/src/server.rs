@@ -33,10 +33,12 @@ pub struct Server {
 /// The two ways to a server.
 #[derive(Clone, Debug)]
 pub enum Reach {
-    /// Streamable HTTP.
+    /// HTTP.
     Http {
         /// Its endpoint.
         url: Uri,
+        /// Which of the two transports over HTTP it speaks.
+        transport: Transport,
         /// Headers of every request to it. Nothing of the client's own goes there (U11).
         headers: Vec<(HeaderName, Template)>,
     },
@@ -51,6 +53,19 @@ pub enum Reach {
         /// Its working directory; the keeper's if none.
         cwd: Option<PathBuf>,
     },
+}
+
+/// How MCP is spoken over HTTP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Streamable HTTP, or HTTP+SSE if the server turns out to be of that time (2025-11-25, Transports, Backwards
+    /// Compatibility).
+    #[default]
+    Auto,
+    /// Streamable HTTP, whatever the server says.
+    Streamable,
+    /// HTTP+SSE of 2024-11-05, which later revisions deprecate: the URL is that of the event stream.
+    Sse,
 }
 
 impl Server {
@@ -77,13 +92,17 @@ impl Server {
     }
 
     /// What an upstream session depends on (U2): URL, or program, arguments and directory, and the *names* of headers,
-    /// variables and their sources. No value, no bound, no order of headers. Equal definitions give equal digests in
-    /// every version of the program.
+    /// variables and their sources; that it speaks HTTP+SSE, if that is configured. No value, no bound, no order of
+    /// headers. Equal definitions give equal digests in every version of the program.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut fields = Fields(digest::Context::new(&digest::SHA256));
         match &self.reach {
-            Reach::Http { url, headers } => {
-                fields.add(b"http");
+            Reach::Http { url, transport, headers } => {
+                // Whether a server that speaks streamable HTTP was asked for its transport makes no other session.
+                fields.add(match transport {
+                    Transport::Auto | Transport::Streamable => b"http",
+                    Transport::Sse => b"http+sse",
+                });
                 fields.add(url.to_string().as_bytes());
                 fields.add_names(headers.iter().map(|(name, template)| (name.as_str(), template)));
             }
@@ -102,6 +121,14 @@ impl Server {
     /// Whether it is reached by HTTP.
     pub fn is_http(&self) -> bool {
         self.url().is_some()
+    }
+
+    /// The transport over HTTP.
+    pub(crate) fn transport(&self) -> Transport {
+        match &self.reach {
+            Reach::Http { transport, .. } => *transport,
+            Reach::Child { .. } => Transport::Auto,
+        }
     }
 
     /// The endpoint, if it is reached by HTTP.
@@ -146,7 +173,11 @@ mod tests {
         let header = |(name, value): &(&'static str, &str)| {
             (HeaderName::from_static(name), Template::parse(value).expect("well formed"))
         };
-        let reach = Reach::Http { url: Uri::from_static(url), headers: headers.iter().map(header).collect() };
+        reached(url, Transport::Auto, headers.iter().map(header).collect())
+    }
+
+    fn reached(url: &'static str, transport: Transport, headers: Vec<(HeaderName, Template)>) -> [u8; 32] {
+        let reach = Reach::Http { url: Uri::from_static(url), transport, headers };
         Server::new(ServerName::parse("any").expect("a name"), reach).fingerprint()
     }
 
@@ -169,6 +200,8 @@ mod tests {
         assert_ne!(base, http("http://b/mcp", &[("authorization", "Bearer ${T}"), ("x-team", "red")]));
         assert_ne!(base, http("http://a/mcp", &[("authorization", "Bearer ${U}"), ("x-team", "red")]));
         assert_ne!(base, http("http://a/mcp", &[("authorization", "Bearer ${T}")]));
+        assert_eq!(http("http://a/mcp", &[]), reached("http://a/mcp", Transport::Streamable, Vec::new()));
+        assert_ne!(http("http://a/mcp", &[]), reached("http://a/mcp", Transport::Sse, Vec::new()));
         assert_eq!(child(&["a"], &[("K", "1")]), child(&["a"], &[("K", "2")]));
         assert_ne!(child(&["a"], &[("K", "1")]), child(&["a"], &[("L", "1")]));
         assert_ne!(child(&["ab"], &[]), child(&["a", "b"], &[]));

@@ -25,6 +25,7 @@ use crate::catalogue::Pages;
 use crate::child::{Mask, Stamp, Supervised, Supervision};
 use crate::contact::{Contact, Contacts};
 use crate::failure::Failure;
+use crate::http::Detected;
 use crate::server::{Reach, Server};
 use crate::template::Environment;
 use crate::wire::lock;
@@ -234,6 +235,8 @@ pub(crate) struct Destination {
     pub(crate) supervision: Arc<Supervision>,
     /// When it was last heard of, if it is reached by HTTP.
     pub(crate) contacts: Contacts,
+    /// Whether it was found to speak HTTP+SSE.
+    pub(crate) detected: Detected,
     resolved: ArcSwapOption<Resolved>,
 }
 
@@ -251,6 +254,7 @@ impl Destination {
             calls,
             supervision: Supervision::new(parts),
             contacts: Contacts::default(),
+            detected: Detected::default(),
             resolved: ArcSwapOption::empty(),
         }
     }

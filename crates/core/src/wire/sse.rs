@@ -48,6 +48,11 @@ impl SseDecoder {
         Self { event_bytes_max, pending: BytesMut::new(), scanned: 0, place: Place::Start, event: Partial::default() }
     }
 
+    /// Bounds the events from here on otherwise.
+    pub fn rebound(&mut self, event_bytes_max: usize) {
+        self.event_bytes_max = event_bytes_max;
+    }
+
     /// Takes the next bytes of the stream. Take out the events before pushing more.
     pub fn push(&mut self, chunk: &[u8]) {
         if self.place != Place::Failed {

@@ -99,7 +99,11 @@ mod tests {
 
     fn example() -> (Config, Gateway) {
         let mut config = Config::with_defaults("/state".into());
-        let reach = Reach::Http { url: "http://x/".parse().unwrap(), headers: std::collections::BTreeMap::new() };
+        let reach = Reach::Http {
+            url: "http://x/".parse().unwrap(),
+            transport: mainstay_upstream::Transport::Auto,
+            headers: std::collections::BTreeMap::new(),
+        };
         config.servers.insert(ServerName::parse("tickets").unwrap(), Server::new(reach));
         (config, Gateway { mcp: ([127, 0, 0, 1], 7717).into(), admin: ([127, 0, 0, 1], 7718).into(), keeper: 1 })
     }

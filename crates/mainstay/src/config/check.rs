@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_core::id::ServerName;
+use mainstay_upstream::Transport;
 
 use super::file::{self, File, Listen, ServerTable};
 use super::period::Period;
@@ -282,6 +283,10 @@ fn child(name: &str, command: &str, table: &ServerTable, faults: &mut Faults) ->
     if !table.headers.is_empty() {
         faults.add(&["servers", name, "headers"], "a program has no `headers`", "did you mean `env`?");
     }
+    if table.transport.is_some() {
+        let message = "a program has no `transport`: it speaks over its standard streams";
+        faults.add(&["servers", name, "transport"], message, "leave it out, or give the server's `url`");
+    }
     if matches!(table.sharing, Some(file::Sharing::Principal | file::Sharing::All)) {
         faults.add(&["servers", name, "sharing"], "shared children are not in this version", "use \"session\"");
     }
@@ -340,7 +345,12 @@ fn endpoint(name: &str, url: &str, table: &ServerTable, faults: &mut Faults) -> 
     }
     let lower = table.headers.iter().map(|(header, value)| (header.to_ascii_lowercase(), value.clone())).collect();
     let headers = templates(&["servers", name, "headers"], &lower, faults);
-    uri.filter(|_| faults.0.len() == before).map(|url| Reach::Http { url, headers })
+    let transport = match table.transport {
+        None | Some(file::Transport::Auto) => Transport::Auto,
+        Some(file::Transport::Streamable) => Transport::Streamable,
+        Some(file::Transport::Sse) => Transport::Sse,
+    };
+    uri.filter(|_| faults.0.len() == before).map(|url| Reach::Http { url, transport, headers })
 }
 
 /// The templates of a table of values, each one checked for its form.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::diagnostic::Diagnostic;
 use super::expand::{self, Expanded, Words};
 use super::fault;
-use super::file::ServerTable;
+use super::file::{ServerTable, Transport};
 
 mod names;
 mod unique;
@@ -111,10 +111,6 @@ impl Reader<'_> {
             return Ok(None);
         }
         let kind = object.get("type").or_else(|| object.get("transport")).and_then(Value::as_str);
-        if kind == Some("sse") {
-            self.warn(path, "the old HTTP+SSE transport is not in this version: left out");
-            return Ok(None);
-        }
         if object.contains_key("envFile") {
             let fault = self.fault(&[path, &["envFile"]].concat(), "`envFile` is not read in this version");
             return Err(fault.with_hint("give the variables by `env`; `${NAME}` and `${file:PATH}` keep secrets out"));
@@ -125,6 +121,8 @@ impl Reader<'_> {
             env: self.pairs(path, object, "env")?,
             cwd: self.string(path, object, "cwd")?.map(Into::into),
             headers: self.pairs(path, object, "headers")?,
+            // Any other kind is found out: clients name them in many ways.
+            transport: (kind == Some("sse") && !object.contains_key("command")).then_some(Transport::Sse),
             ..ServerTable::default()
         };
         for key in URLS {
@@ -359,8 +357,9 @@ mod tests {
         let text = r#"{"mcpServers": {"My Files": {"command": "x"}, "off": {"command": "x", "disabled": true},
             "old": {"type": "sse", "url": "http://e.com/sse"}}}"#;
         let (found, warnings) = servers(text);
-        assert_eq!(found.keys().collect::<Vec<_>>(), ["My-Files"]);
-        assert_eq!(warnings.len(), 3, "{warnings:?}");
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["My-Files", "old"]);
+        assert_eq!(found["old"].transport, Some(Transport::Sse));
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
     }
 
     #[test]

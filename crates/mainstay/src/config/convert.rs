@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mainstay_core::id::ServerName;
-use mainstay_upstream::TemplateError;
+use mainstay_upstream::{TemplateError, Transport};
 
 use super::file::{self, AdminTable, AuthTable, File, LimitsTable, Listen, ServeTable, ServerTable, SessionTable};
 use super::period::Period;
@@ -98,8 +98,13 @@ fn table(server: &Server) -> ServerTable {
             table.sharing = Some(file::Sharing::Session);
             table.stateful = Some(*stateful);
         }
-        Reach::Http { url, headers } => {
+        Reach::Http { url, transport, headers } => {
             table.url = Some(url.to_string());
+            table.transport = Some(match transport {
+                Transport::Auto => file::Transport::Auto,
+                Transport::Streamable => file::Transport::Streamable,
+                Transport::Sse => file::Transport::Sse,
+            });
             table.headers = revealed(headers);
         }
     }
@@ -122,13 +127,14 @@ impl Config {
 
 fn upstream(name: &ServerName, server: &Server) -> Result<mainstay_upstream::Server, TemplateError> {
     let reach = match &server.reach {
-        Reach::Http { url, headers } => {
+        Reach::Http { url, transport, headers } => {
             let header = |(header, template): (&String, &Template)| {
                 let header = header.parse().expect("header names are checked with the configuration");
                 Ok((header, mainstay_upstream::Template::parse(template.reveal())?))
             };
             mainstay_upstream::Reach::Http {
                 url: url.clone(),
+                transport: *transport,
                 headers: headers.iter().map(header).collect::<Result<_, TemplateError>>()?,
             }
         }

@@ -164,6 +164,9 @@ pub(super) struct ServerTable {
     /// Headers of every request to it; `${VAR}` and `${file:PATH}` are resolved when they are sent.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
+    /// How MCP is spoken at the `url`: "auto" finds out, "sse" is the old HTTP+SSE, with the `url` of its event stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
     /// How long a call waits for a server that is down.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patience: Option<Period>,
@@ -211,6 +214,14 @@ pub(super) enum Sharing {
     Principal,
     #[schemars(skip)]
     All,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Transport {
+    Auto,
+    Streamable,
+    Sse,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

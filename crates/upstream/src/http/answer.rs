@@ -11,6 +11,7 @@ use mainstay_core::wire::envelope::{self, Envelope, Kind};
 use mainstay_core::wire::sse::Event;
 use tokio::time::{Instant, timeout};
 
+use super::legacy::{Heard, Waiting};
 use super::reply::{Events, EventsEnd, NoStream, message_of};
 use super::{Dispatched, Executed, Fault, Http, Session, Tries};
 use crate::call::{Call, Incoming};
@@ -34,6 +35,8 @@ pub(crate) struct HttpStream {
 
 enum Phase {
     Reading(Box<Events>),
+    /// At the one event stream of the session (2024-11-05).
+    Waiting(Box<Waiting>),
     /// Getting the next body. Kept here, so that a caller that looks away does not start it anew.
     Working(Work),
     Over,
@@ -64,7 +67,21 @@ impl HttpStream {
         events: Box<Events>,
         session: Arc<Session>,
     ) -> Self {
-        let (phase, cursor, ready) = (Phase::Reading(events), Cursor::default(), VecDeque::new());
+        Self::of((http, call, tries), Phase::Reading(events), session)
+    }
+
+    pub(super) fn waiting(
+        http: Arc<Http>,
+        call: Call,
+        tries: Tries,
+        waiting: Box<Waiting>,
+        session: Arc<Session>,
+    ) -> Self {
+        Self::of((http, call, tries), Phase::Waiting(waiting), session)
+    }
+
+    fn of((http, call, tries): (Arc<Http>, Call, Tries), phase: Phase, session: Arc<Session>) -> Self {
+        let (cursor, ready) = (Cursor::default(), VecDeque::new());
         Self { http, call: Arc::new(call), tries, session, phase, cursor, ready, begun: false }
     }
 
@@ -109,6 +126,25 @@ impl HttpStream {
                         self.broken(cause)?;
                     }
                 },
+                Phase::Waiting(waiting) => match waiting.next().await {
+                    Some(Heard::Message(message)) => {
+                        self.begun = true;
+                        return Ok(Incoming::Message(message));
+                    }
+                    Some(Heard::Response(response)) => {
+                        let kind = envelope::scan(&response).map_or(Kind::Error, |scanned| scanned.kind);
+                        self.take_response(kind, response);
+                    }
+                    Some(Heard::Oversize) => {
+                        self.phase = Phase::Over;
+                        return Err(self.http.oversize());
+                    }
+                    None => {
+                        let cause = waiting.cause();
+                        self.phase = Phase::Over;
+                        self.broken(cause)?;
+                    }
+                },
             }
         }
     }
@@ -118,12 +154,20 @@ impl HttpStream {
         match got.dispatched {
             Dispatched::Whole(response) => self.ready.push_back(Incoming::Response(response)),
             Dispatched::Events(events, session) => {
-                if !Arc::ptr_eq(&session, &self.session) {
-                    self.cursor = Cursor::default();
-                    self.session = session;
-                }
+                self.turn_to(session);
                 self.phase = Phase::Reading(events);
             }
+            Dispatched::Waiting(waiting, session) => {
+                self.turn_to(session);
+                self.phase = Phase::Waiting(waiting);
+            }
+        }
+    }
+
+    fn turn_to(&mut self, session: Arc<Session>) {
+        if !Arc::ptr_eq(&session, &self.session) {
+            self.cursor = Cursor::default();
+            self.session = session;
         }
     }
 
@@ -245,7 +289,7 @@ impl Http {
         let mut cause = None;
         for _ in 0..RESUME_TRIES_MAX {
             tokio::time::sleep(pause).await;
-            match timeout(RESUME_HEAD_BOUND, self.get(session, cursor.last_event_id.as_deref())).await {
+            match timeout(RESUME_HEAD_BOUND, self.get(Some(session), cursor.last_event_id.as_deref())).await {
                 Ok(Ok(reply)) => match reply.into_stream(self.server().message_bytes_max, session.has_id()).await {
                     Ok(events) => return Ok(events),
                     Err(NoStream::Later(status)) => cause = Some(format!("HTTP status {status}").into()),

@@ -124,10 +124,22 @@ impl Http {
 
     /// Opens the stream of `session` and hands on what comes until it ends.
     async fn listen_in(self: &Arc<Self>, session: &Arc<Session>, pace: &mut Pace) -> Ended {
+        if let Some(feed) = session.feed() {
+            // The session is its stream already: there is nothing to open, only to see it end.
+            let opened_at = Instant::now();
+            tokio::select! {
+                () = feed.ended() => {}
+                () = self.replaced(session) => return Ended::Renewed,
+            }
+            if opened_at.elapsed() > STEADY {
+                pace.failures = 0;
+            }
+            return Ended::SessionLost;
+        }
         let cursor = lock(&self.state).kept.last_event_id.clone();
         // A server may send the response's head with the first event only, so there is no bound on it.
         let reply = tokio::select! {
-            reply = self.get(session, cursor.as_deref()) => reply,
+            reply = self.get(Some(session), cursor.as_deref()) => reply,
             () = self.replaced(session) => return Ended::Renewed,
         };
         let opened = match reply {
@@ -237,8 +249,7 @@ impl Http {
     /// Tells the server that its request reached nobody, so that it does not wait.
     fn refuse_request(self: &Arc<Self>, session: &Arc<Session>, id: &[u8]) {
         let (http, session) = (Arc::clone(self), Arc::clone(session));
-        let refusal =
-            Bytes::from(envelope::error_message(Some(id), wire::INTERNAL_ERROR, "the client can't be reached", None));
+        let refusal = refusal(id);
         spawn(async move {
             if tokio::time::timeout(REFUSAL_BOUND, http.post(Some(&session), refusal)).await.is_err() {
                 tracing::debug!(server = %http.server().name, "a request of the server could not be refused in time");
@@ -264,6 +275,11 @@ impl Http {
         let [random, ..] = (self.upstreams.parts.entropy)();
         pause + pause / 4 * u32::from(random) / 255
     }
+}
+
+/// What a server is told whose request `id` reached nobody.
+pub(super) fn refusal(id: &[u8]) -> Bytes {
+    envelope::error_message(Some(id), wire::INTERNAL_ERROR, "the client can't be reached", None).into()
 }
 
 /// Waits between two tries at a stream that was cut or a server that is away.

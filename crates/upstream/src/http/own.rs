@@ -8,7 +8,7 @@ use mainstay_core::resume::UpstreamId;
 use mainstay_core::wire::envelope;
 use tokio::time::timeout;
 
-use super::post::{Fault, NO_ENDPOINT};
+use super::post::NO_ENDPOINT;
 use super::reply::{Content, Events, EventsEnd, Unread, message_of};
 use super::{Http, Session};
 use crate::dialect::{self, Seen, Verdict};
@@ -32,6 +32,11 @@ pub(crate) enum Unanswered {
     /// The server does not know the session.
     SessionLost,
     Failed(Failure),
+    /// Refused, and not by an answer that the protocol knows.
+    Refused {
+        status: u16,
+        failure: Failure,
+    },
 }
 
 /// A request of the link's own, answered.
@@ -39,6 +44,8 @@ pub(super) struct Own {
     /// The id under which it went.
     pub(super) id: Bytes,
     pub(super) response: Bytes,
+    /// The HTTP status that it came with; 200 if it came over an event stream.
+    pub(super) status: u16,
     /// The session id that the server gave with it.
     pub(super) session_id: Option<UpstreamId>,
 }
@@ -56,7 +63,9 @@ impl Http {
                 return Probe::Known;
             }
             let (status, challenge, body) = reply.read_refusal().await;
-            match dialect::probe_lost(&Seen { status, challenge, body: &body }) {
+            let forgotten = dialect::probe_lost(&Seen { status, challenge, body: &body });
+            // Nothing is wrong with a `ping` but its URL.
+            match forgotten || (status == 400 && session.feed().is_some()) {
                 true => Probe::Forgotten,
                 false => Probe::Known,
             }
@@ -73,15 +82,17 @@ impl Http {
     ) -> Result<Own, Unanswered> {
         let id = self.upstreams.own_id();
         let message = Bytes::from(envelope::request_message(&id, method, params));
-        let reply = self.post(session.map(|session| &**session), message).await.map_err(|fault| match fault {
-            Fault::NeverSent(cause) | Fault::Lost(cause) => Unanswered::Away(cause),
-            Fault::Failed(failure) => Unanswered::Failed(failure),
-        })?;
+        if let Some(feed) = session.and_then(|session| session.feed()) {
+            let response = self.ask_over(feed, &id, message).await?;
+            return Ok(Own { id, response, status: 200, session_id: None });
+        }
+        let reply = self.post(session.map(|session| &**session), message).await?;
+        let status = reply.status().as_u16();
         let sent_id = session.is_some_and(|session| session.has_id());
         if !reply.status().is_success() {
             let (status, challenge, body) = reply.read_refusal().await;
             let response = self.unanswered(&Seen { status, challenge, body: &body }, sent_id, &id)?;
-            return Ok(Own { id, response, session_id: None });
+            return Ok(Own { id, response, status, session_id: None });
         }
         let session_id = reply.session_id();
         let response = match reply.content() {
@@ -96,22 +107,22 @@ impl Http {
                 ));
             }
         };
-        Ok(Own { id, response, session_id })
+        Ok(Own { id, response, status, session_id })
     }
 
-    fn unanswered(&self, seen: &Seen<'_>, sent_id: bool, id: &[u8]) -> Result<Bytes, Unanswered> {
+    pub(super) fn unanswered(&self, seen: &Seen<'_>, sent_id: bool, id: &[u8]) -> Result<Bytes, Unanswered> {
         let status = seen.status;
         Err(match dialect::classify(seen, sent_id, Some(id)) {
             Verdict::Answer => match dialect::answer_with_id(seen.body, id) {
                 Some(answer) => return Ok(answer.into()),
-                None => Unanswered::Failed(self.rejected(status)),
+                None => Unanswered::Refused { status, failure: self.rejected(status) },
             },
             Verdict::SessionLost(_) => Unanswered::SessionLost,
             Verdict::Suspect | Verdict::Unavailable => Unanswered::Away(format!("HTTP status {status}").into()),
             Verdict::Unauthorized => Unanswered::Failed(Failure::Unauthorized { server: self.server().name.clone() }),
-            Verdict::NoEndpoint => Unanswered::Failed(unusable(self.server(), &NO_ENDPOINT)),
+            Verdict::NoEndpoint => Unanswered::Refused { status, failure: unusable(self.server(), &NO_ENDPOINT) },
             Verdict::Refused if status >= 500 => Unanswered::Away(format!("HTTP status {status}").into()),
-            Verdict::Refused => Unanswered::Failed(self.rejected(status)),
+            Verdict::Refused => Unanswered::Refused { status, failure: self.rejected(status) },
         })
     }
 

@@ -10,6 +10,7 @@ use mainstay_core::wire::envelope::{self, Kind};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
+use super::legacy::Feed;
 use super::own::Probe;
 use super::reply::{Content, Reply, Unread};
 use super::{Dispatched, Executed, Http, Session, Step};
@@ -33,6 +34,9 @@ pub(crate) enum Fault {
 impl Http {
     /// One attempt at a call in `session`.
     pub(super) async fn attempt(self: &Arc<Self>, session: &Arc<Session>, call: &Call) -> Step {
+        if let Some(feed) = session.feed() {
+            return self.attempt_over(feed, session, call).await;
+        }
         let reply = match self.post(Some(session), call.message.clone()).await {
             Ok(reply) => reply,
             Err(fault) => return fault.into(),
@@ -92,7 +96,12 @@ impl Http {
     }
 
     /// What a response with another status than 2xx comes to.
-    async fn refused(self: &Arc<Self>, session: &Arc<Session>, reply: Reply, call_id: Option<&Bytes>) -> Step {
+    pub(super) async fn refused(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        reply: Reply,
+        call_id: Option<&Bytes>,
+    ) -> Step {
         let (status, challenge, body) = reply.read_refusal().await;
         let seen = Seen { status, challenge, body: &body };
         let rejected = || Step::Failed(self.rejected(status));
@@ -116,6 +125,11 @@ impl Http {
                 let untouched = status == 429 || (status == 503 && !session.has_id());
                 if untouched { Step::NotExecuted(cause) } else { Step::Unavailable(cause) }
             }
+            // The id is in the URL, and a server that has forgotten it may call that a bad request.
+            Verdict::Refused if status == 400 && session.feed().is_some() => match self.probe(session).await {
+                Probe::Forgotten => Step::SessionLost { reason: "400", executed: Executed::No },
+                Probe::Known | Probe::Away => rejected(),
+            },
             Verdict::Refused => rejected(),
         }
     }
@@ -127,6 +141,9 @@ impl Http {
 
     /// POSTs `message`. Connection refusals are not retried here.
     pub(super) async fn post(&self, session: Option<&Session>, message: Bytes) -> Result<Reply, Fault> {
+        if let Some(feed) = session.and_then(Session::feed) {
+            return self.post_over(feed, message).await;
+        }
         let permit = self.permit().await?;
         let mut request = self.request(Method::POST, session, message)?;
         *request.version_mut() = http::Version::HTTP_11;
@@ -134,9 +151,19 @@ impl Http {
         Ok(Reply { response, permit: Some(permit) })
     }
 
+    /// POSTs `message` to where the event stream said.
+    pub(super) async fn post_over(&self, feed: &Feed, message: Bytes) -> Result<Reply, Fault> {
+        let permit = self.permit().await?;
+        let mut request = self.request(Method::POST, None, message)?;
+        *request.uri_mut() = feed.endpoint().clone();
+        feed.add_to(request.headers_mut());
+        let response = self.upstreams.send(request).await?;
+        Ok(Reply { response, permit: Some(permit) })
+    }
+
     /// Opens an event stream, behind `last_event_id` if there is one. It takes no place among the calls.
-    pub(super) async fn get(&self, session: &Session, last_event_id: Option<&str>) -> Result<Reply, Fault> {
-        let mut request = self.request(Method::GET, Some(session), Bytes::new())?;
+    pub(super) async fn get(&self, session: Option<&Session>, last_event_id: Option<&str>) -> Result<Reply, Fault> {
+        let mut request = self.request(Method::GET, session, Bytes::new())?;
         let headers = request.headers_mut();
         headers.remove(CONTENT_TYPE);
         headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));

@@ -8,11 +8,13 @@ use mainstay_core::resume::UpstreamId;
 use mainstay_core::wire::envelope;
 use tokio::time::timeout;
 
+use super::legacy::Connection;
 use super::own::Unanswered;
 use super::{Http, Session, State, Step, Tries, is_initialized};
 use crate::failure::Failure;
 use crate::handshake::{self, NotOpened, Opened};
 use crate::notice::{ListsChanged, Notice};
+use crate::server::Transport;
 use crate::task::spawn;
 use crate::upstreams::Upstreams;
 use crate::wire::{self, lock};
@@ -23,6 +25,14 @@ pub(super) enum Cause {
     Use,
     /// The server does not know this one any more.
     Lost(Arc<Session>, &'static str),
+}
+
+/// A session that a server has opened.
+struct Made {
+    opened: Opened,
+    id: Option<UpstreamId>,
+    /// The connection that it is, over HTTP+SSE.
+    connection: Option<Connection>,
 }
 
 impl Http {
@@ -76,21 +86,22 @@ impl Http {
             (state.kept.handshake.params.clone(), state.session.clone())
         };
         let reason = match (cause, existing) {
+            (Cause::Use, Some(session)) if session.is_cut() => Some(session.loss("nothing more")),
             (Cause::Use, Some(session)) => match self.say_initialized_in_time(&session).await {
                 Ok(()) => {
                     self.tell_record().await;
                     return Ok(session);
                 }
-                Err(Step::SessionLost { reason, .. }) => Some(format!("the server answered {reason} to its session")),
+                Err(Step::SessionLost { reason, .. }) => Some(session.loss(reason)),
                 Err(step) => return Err(self.failure_of(step)),
             },
             (Cause::Use, None) => lock(&self.state).kept.loss().map(str::to_owned),
-            (Cause::Lost(_, reason), _) => Some(format!("the server answered {reason} to its session")),
+            (Cause::Lost(lost, reason), _) => Some(lost.loss(reason)),
         };
         let bound = self.server().handshake_bound;
         let hung = || self.unreachable("it did not answer `initialize` in time".into());
-        let (opened, id) = timeout(bound, self.initialize(&params)).await.map_err(|_| hung())??;
-        let session = Arc::new(Session::new(id, &opened.version, false));
+        let Made { opened, id, connection } = timeout(bound, self.initialize(&params)).await.map_err(|_| hung())??;
+        let session = Arc::new(Session::new(id, &opened.version, false).over(connection));
         let confirmed = lock(&self.state).kept.handshake.confirmed;
         if confirmed && let Err(step) = self.say_initialized_in_time(&session).await {
             self.discard(&session).await;
@@ -112,11 +123,11 @@ impl Http {
     }
 
     /// The handshake's first half, with the client's own parameters and without any session id.
-    async fn initialize(self: &Arc<Self>, params: &[u8]) -> Result<(Opened, Option<UpstreamId>), Failure> {
+    async fn initialize(self: &Arc<Self>, params: &[u8]) -> Result<Made, Failure> {
         let mut tries = Tries::default();
         loop {
-            match self.ask(None, "initialize", Some(params)).await {
-                Ok(own) => return Ok((self.read_opened(&own.id, &own.response)?, own.session_id)),
+            match self.shake_hands(params).await {
+                Ok(made) => return Ok(made),
                 Err(Unanswered::Away(cause)) => {
                     if !tries.wait(self.server().patience).await {
                         return Err(self.unreachable(cause));
@@ -128,12 +139,80 @@ impl Http {
                     }
                     tries.refreshed = true;
                 }
-                Err(Unanswered::Failed(failure)) => return Err(failure),
+                Err(Unanswered::Failed(failure) | Unanswered::Refused { failure, .. }) => return Err(failure),
                 Err(Unanswered::SessionLost) => {
                     return Err(self.protocol("it lost a session that it was not asked for"));
                 }
             }
         }
+    }
+
+    /// `initialize` over the transport that the server speaks.
+    async fn shake_hands(self: &Arc<Self>, params: &[u8]) -> Result<Made, Unanswered> {
+        match self.server().transport() {
+            Transport::Streamable => self.shake_hands_streamable(params).await.map_err(|(unanswered, _)| unanswered),
+            Transport::Sse => self.shake_hands_legacy(params).await,
+            Transport::Auto if self.destination.detected.is_legacy() => match self.shake_hands_legacy(params).await {
+                // It may have been upgraded.
+                Err(Unanswered::Refused { .. } | Unanswered::Failed(Failure::Configuration { .. })) => {
+                    self.destination.detected.forget();
+                    self.detect(params).await
+                }
+                other => other,
+            },
+            Transport::Auto => self.detect(params).await,
+        }
+    }
+
+    /// Finds out which transport the server speaks: one that refuses the POST of an `initialize` may be of 2024-11-05, and
+    /// then says so when its event stream is opened (2025-11-25, Transports, Backwards Compatibility). If it is not, the
+    /// refusal stands.
+    async fn detect(self: &Arc<Self>, params: &[u8]) -> Result<Made, Unanswered> {
+        let refusal = match self.shake_hands_streamable(params).await {
+            Err((refusal, 400 | 404 | 405)) => refusal,
+            other => return other.map_err(|(unanswered, _)| unanswered),
+        };
+        match timeout(DETECT_BOUND, self.connect()).await {
+            Ok(Ok(connection)) => {
+                tracing::info!(server = %self.server().name, "the server speaks HTTP+SSE (2024-11-05)");
+                self.destination.detected.note();
+                self.greet(connection, params).await
+            }
+            Ok(Err(_)) | Err(_) => Err(refusal),
+        }
+    }
+
+    /// The handshake by POST; if it fails, with the HTTP status that said so, or 0.
+    async fn shake_hands_streamable(self: &Arc<Self>, params: &[u8]) -> Result<Made, (Unanswered, u16)> {
+        let own = self.ask(None, "initialize", Some(params)).await.map_err(|unanswered| match unanswered {
+            Unanswered::Refused { status, .. } => (unanswered, status),
+            Unanswered::Away(_) | Unanswered::SessionLost | Unanswered::Failed(_) => (unanswered, 0),
+        })?;
+        let opened = self.read_opened(&own.id, &own.response);
+        let opened = opened.map_err(|failure| (Unanswered::Failed(failure), own.status))?;
+        Ok(Made { opened, id: own.session_id, connection: None })
+    }
+
+    async fn shake_hands_legacy(self: &Arc<Self>, params: &[u8]) -> Result<Made, Unanswered> {
+        let slow = |_| Unanswered::Away("it did not say in time where messages go".into());
+        let bound = ENDPOINT_BOUND.min(self.server().patience);
+        let connection = timeout(bound, self.connect()).await.map_err(slow)??;
+        self.greet(connection, params).await
+    }
+
+    /// The handshake over an event stream that was just opened.
+    async fn greet(self: &Arc<Self>, connection: Connection, params: &[u8]) -> Result<Made, Unanswered> {
+        let id = self.upstreams.own_id();
+        let message = envelope::request_message(&id, "initialize", Some(params)).into();
+        let asked = self.ask_over(connection.feed(), &id, message).await;
+        let response = asked.map_err(|unanswered| match unanswered {
+            // It was restarted in between.
+            Unanswered::SessionLost => Unanswered::Away("it does not know where it said that messages go".into()),
+            Unanswered::Away(_) | Unanswered::Failed(_) | Unanswered::Refused { .. } => unanswered,
+        })?;
+        let opened = self.read_opened(&id, &response).map_err(Unanswered::Failed)?;
+        connection.feed().speak(&opened.version);
+        Ok(Made { opened, id: None, connection: Some(connection) })
     }
 
     fn read_opened(&self, id: &[u8], response: &bytes::Bytes) -> Result<Opened, Failure> {
@@ -210,7 +289,9 @@ impl Http {
         if let Some(reason) = reason {
             state.kept.remake(reason);
         }
-        state.session = Some(Arc::clone(session));
+        if let Some(replaced) = state.session.replace(Arc::clone(session)) {
+            replaced.close();
+        }
         true
     }
 
@@ -255,7 +336,8 @@ impl Http {
 
 fn ready(state: &State) -> Option<Arc<Session>> {
     let session = state.session.as_ref()?;
-    (is_initialized(session) || !state.kept.handshake.confirmed).then(|| Arc::clone(session))
+    let told = is_initialized(session) || !state.kept.handshake.confirmed;
+    (told && !session.is_cut()).then(|| Arc::clone(session))
 }
 
 /// How long the settings of a session may take to be made again.
@@ -263,3 +345,9 @@ const REPLAY_BOUND: Duration = Duration::from_secs(5);
 
 /// How long a re-made server may take to list its tools before nobody waits for the comparison.
 const LISTS_BOUND: Duration = Duration::from_secs(1);
+
+/// How long an event stream may take to say where messages go.
+const ENDPOINT_BOUND: Duration = Duration::from_secs(10);
+
+/// The same where it is not known whether there is one: others open a stream and say nothing.
+const DETECT_BOUND: Duration = Duration::from_secs(3);

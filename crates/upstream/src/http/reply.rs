@@ -109,6 +109,11 @@ pub(crate) enum EventsEnd {
 }
 
 impl Events {
+    /// Allows messages of another size from here on.
+    pub(super) fn widen(&mut self, event_bytes_max: usize) {
+        self.decoder.rebound(event_bytes_max + EVENT_FIELDS_BYTES);
+    }
+
     /// The next event. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Result<Event, EventsEnd> {
         loop {

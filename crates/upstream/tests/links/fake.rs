@@ -14,7 +14,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use mainstay_upstream::{Reach, Server};
+use mainstay_upstream::{Reach, Server, Transport};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -112,7 +112,7 @@ impl Fake {
     pub(crate) fn server_with(&self, headers: &[(&'static str, &str)]) -> Arc<Server> {
         let headers = headers.iter().map(|(name, value)| (http::HeaderName::from_static(name), template(value)));
         let url = format!("http://{}/mcp", self.address).parse().unwrap();
-        Arc::new(server(Reach::Http { url, headers: headers.collect() }))
+        Arc::new(server(Reach::Http { url, transport: Transport::Auto, headers: headers.collect() }))
     }
 
     pub(crate) fn set(&self, change: impl FnOnce(&mut State)) {
