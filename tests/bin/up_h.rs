@@ -1,11 +1,11 @@
-//! UP-H, the scriptable HTTP upstream: see `mainstay_tests::up_h`.
+//! UP-H, the scriptable HTTP upstream: see `mainstay_tests::up_h`. With `--legacy` it is UP-L.
 
 use mainstay_tests::flags::Flags;
 use mainstay_tests::server::WorldSettings;
 use mainstay_tests::up_h::{Settings, run};
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: up-h [--port N] [--control N] [--incr-file FILE] [--name NAME] [--late N] [--protocol V] [--until-stdin-closes]";
+const USAGE: &str = "usage: up-h [--port N] [--control N] [--incr-file FILE] [--name NAME] [--late N] [--protocol V] [--legacy] [--until-stdin-closes]";
 
 fn main() -> ExitCode {
     let outcome = settings().and_then(|(settings, tied)| serve(settings, tied).map_err(|error| error.to_string()));
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
 
 fn settings() -> Result<(Settings, bool), String> {
     let valued = ["port", "control", "incr-file", "name", "late", "protocol"];
-    let flags = Flags::read(std::env::args().skip(1), &["until-stdin-closes"], &valued)?;
+    let flags = Flags::read(std::env::args().skip(1), &["legacy", "until-stdin-closes"], &valued)?;
     let world = WorldSettings {
         name: flags.value("name").unwrap_or("up-h").to_owned(),
         incr_file: flags.value("incr-file").map(Into::into),
@@ -30,7 +30,7 @@ fn settings() -> Result<(Settings, bool), String> {
     };
     let port = flags.number("port")?.unwrap_or(0);
     let control = flags.number("control")?.unwrap_or(0);
-    Ok((Settings { port, control, world }, flags.has("until-stdin-closes")))
+    Ok((Settings { port, control, legacy: flags.has("legacy"), world }, flags.has("until-stdin-closes")))
 }
 
 /// A server that is tied to its starter ends with it, however the starter ends.

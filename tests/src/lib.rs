@@ -1,9 +1,9 @@
 //! The black-box harness of Mainstay and its scriptable servers.
 //!
-//! Everything here is a real process behind a real socket or pipe. The two servers ([`up_h`], [`up_s`]) share what they
+//! Everything here is a real process behind a real socket or pipe. The servers ([`up_h`], [`up_l`], [`up_s`]) share what they
 //! serve ([`server`]); nothing here depends on the product's crates: the gateway is known by its binary alone.
 //!
-//! A test starts upstreams ([`UpH`], [`UpS`]) and a [`Gateway`] in front of them, and speaks to it as a [`RawClient`], of
+//! A test starts upstreams ([`UpH`], [`UpL`], [`UpS`]) and a [`Gateway`] in front of them, and speaks to it as a [`RawClient`], of
 //! which every byte is known, or as an [`SdkClient`], a program on a real SDK in a process of its own.
 
 mod binaries;
@@ -15,6 +15,7 @@ mod raw;
 mod sdk;
 pub mod server;
 pub mod up_h;
+pub mod up_l;
 pub mod up_s;
 mod upstreams;
 mod wait;
@@ -26,6 +27,7 @@ pub use ports::lasting_port;
 pub use procs::{Proc, children, descendants, zombies};
 pub use raw::{Ended, Exchange, Outcome, RawClient, SseEvent, SseItem, SseParser};
 pub use sdk::{SdkClient, SdkKind, SdkSession};
+pub use up_l::UpL;
 pub use upstreams::{StdioPeer, UpH, UpS};
 pub use wait::{wait_blocking, wait_until, within};
 pub use wrapped::Wrapped;

@@ -9,6 +9,7 @@ mod dialect;
 mod events;
 mod gap;
 mod journal;
+mod legacy;
 mod mcp;
 mod port;
 mod post;
@@ -22,6 +23,7 @@ use dialect::Dialect;
 use gap::Gap;
 use http_body_util::combinators::BoxBody;
 use journal::Journal;
+use legacy::First;
 use port::Port;
 use serde_json::json;
 use sessions::Sessions;
@@ -36,6 +38,8 @@ pub struct Settings {
     pub port: u16,
     /// The port of the orders; 0 takes any.
     pub control: u16,
+    /// Whether it speaks HTTP+SSE, as UP-L, instead of streamable HTTP.
+    pub legacy: bool,
     /// What the tools need.
     pub world: WorldSettings,
 }
@@ -83,6 +87,10 @@ struct Orders {
     issue_ids: bool,
     dialect: Dialect,
     get_status: u16,
+    /// How UP-L answers a POST to its event stream.
+    post_status: u16,
+    /// How UP-L's event streams begin.
+    first: First,
     second_stream: SecondStream,
     delete_status: u16,
     forget_after_initialized: u64,
@@ -98,6 +106,8 @@ impl Default for Orders {
             issue_ids: true,
             dialect: Dialect::default(),
             get_status: 200,
+            post_status: 405,
+            first: First::default(),
             second_stream: SecondStream::TakesOver,
             delete_status: 200,
             forget_after_initialized: 0,
@@ -110,6 +120,7 @@ impl Default for Orders {
 /// One running UP-H.
 #[derive(Debug)]
 struct UpH {
+    legacy: bool,
     world: Arc<World>,
     sessions: Sessions,
     journal: Journal,
@@ -133,6 +144,7 @@ pub async fn run(settings: Settings) -> std::io::Result<()> {
     let ports = json!({"port": mcp.local_addr()?.port(), "control": control.local_addr()?.port()});
     let (port, commands) = Port::new(mcp.local_addr()?);
     let up = Arc::new(UpH {
+        legacy: settings.legacy,
         world: World::new(settings.world),
         sessions: Sessions::default(),
         journal: Journal::default(),

@@ -2,17 +2,20 @@
 //!
 //! | route | body | does |
 //! |---|---|---|
-//! | `POST /forget` | `{after_initialized: N}`? | drops all sessions now, or each of the next N as soon as it is complete |
+//! | `POST /forget` | `{after_initialized: N, keep_streams: bool}`? | drops all sessions now, or each of the next N as soon as it is complete |
 //! | `POST /dialect` | `{preset}` or `{status, headers, content_type, body}`, `when: unknown|always` | how an unknown id is answered |
 //! | `POST /gap` | `{kind, ms, events, code, times, tool, method}` | faults for the next requests; `refuse`, `accept`, `cut_all`, `clear` act at once |
 //! | `POST /answer` | `{mode: json\|sse\|sse-with-ids, retry_ms}` | how requests are answered |
 //! | `POST /get` | `{status, second: takeover\|conflict, close: bool}` | how a GET is answered |
+//! | `POST /post` | `{status}` | how UP-L answers a POST to its event stream |
+//! | `POST /endpoint` | `{data}`, `{bytes}` or `{kind}` | how UP-L's event streams begin |
 //! | `POST /delete` | `{status}` | how a DELETE is answered |
 //! | `POST /ids` | `{issue: bool}` | whether sessions get ids |
 //! | `POST /auth` | `{bearer, forget: bool}` | which token is demanded |
 //! | `POST /late` | `{events}` | how many events `prog` sends after its response |
 //! | `POST /lists` | `{page}` | how many tools a page of `tools/list` has |
 //! | `POST /notify` | `{method, params}` | sends a notification to every session |
+//! | `POST /send` | `{message}` | sends any message to every session |
 //! | `POST /list_changed` | | adds a tool and says so |
 //! | `POST /log` | `{pause: bool, clear: bool}` | journal kept or not |
 //! | `GET /log?since=N` | | entries, counters, sessions, whether the port listens |
@@ -20,6 +23,7 @@
 
 use super::dialect::{Dialect, json_response};
 use super::gap::Gap;
+use super::legacy::First;
 use super::port::PortOrder;
 use super::{Mode, Orders, Response, SecondStream, UpH};
 use http::{Method, Request};
@@ -72,6 +76,7 @@ async fn obey(up: &UpH, path: &str, order: &Value) -> Result<Value, String> {
     match path {
         "/forget" => match order["after_initialized"].as_u64() {
             Some(sessions) => up.orders().forget_after_initialized = sessions,
+            None if order["keep_streams"] == true => return Ok(json!({"forgotten": up.sessions.forget_quietly()})),
             None => return Ok(json!({"forgotten": up.sessions.forget()})),
         },
         "/gap" => return gap(up, order).await,
@@ -88,6 +93,7 @@ async fn obey(up: &UpH, path: &str, order: &Value) -> Result<Value, String> {
             let method = order["method"].as_str().ok_or("no method")?;
             up.world.tell_all(method, &order["params"]).await;
         }
+        "/send" => up.sessions.all().iter().for_each(|session| session.listening.push(&order["message"])),
         "/list_changed" => {
             let tool = up.world.add_tool();
             up.world.tell_all("notifications/tools/list_changed", &Value::Null).await;
@@ -110,6 +116,8 @@ fn set(orders: &mut Orders, path: &str, order: &Value) -> Result<(), String> {
         "/dialect" => orders.dialect = Dialect::read(order)?,
         "/ids" => orders.issue_ids = order["issue"].as_bool().ok_or("no issue")?,
         "/delete" => orders.delete_status = status(order)?,
+        "/post" => orders.post_status = status(order)?,
+        "/endpoint" => orders.first = First::read(order)?,
         "/answer" => {
             orders.mode = match order["mode"].as_str() {
                 Some("json") => Mode::Json,

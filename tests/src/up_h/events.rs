@@ -242,10 +242,10 @@ pub(super) fn parse_event_id(id: &str) -> Option<(u64, u64)> {
 
 /// Makes a stream that is only `Send` usable as a boxed body, which must be `Sync` as well. A lock that is never contended:
 /// polling needs exclusive access anyway.
-struct SyncStream<S>(Mutex<std::pin::Pin<Box<S>>>);
+pub(super) struct SyncStream<S>(Mutex<std::pin::Pin<Box<S>>>);
 
 impl<S> SyncStream<S> {
-    fn new(stream: S) -> SyncStream<S> {
+    pub(super) fn new(stream: S) -> SyncStream<S> {
         SyncStream(Mutex::new(Box::pin(stream)))
     }
 }

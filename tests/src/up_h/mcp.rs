@@ -4,7 +4,7 @@ use super::dialect::{self, Dialect, When, refusal, text_response};
 use super::events::{Follow, parse_event_id};
 use super::gap::{self, Fate};
 use super::sessions::Session;
-use super::{Body, Cut, Mode, Response, SecondStream, UpH, post};
+use super::{Body, Cut, Mode, Response, SecondStream, UpH, legacy, post};
 use crate::server::VERSIONS;
 use http::request::Parts;
 use http::{HeaderValue, Request, header};
@@ -98,6 +98,9 @@ pub(super) fn sse(body: Body) -> Response {
 }
 
 async fn judge(up: &Arc<UpH>, call: &Call) -> Result<Response, Cut> {
+    if up.legacy {
+        return legacy::answer(up, call).await;
+    }
     if call.parts.uri.path() != "/mcp" {
         return Ok(text_response(404, "text/plain", "Not Found"));
     }
@@ -113,7 +116,7 @@ async fn judge(up: &Arc<UpH>, call: &Call) -> Result<Response, Cut> {
 }
 
 /// The checks that come before the session: credentials, the dialect for all, the protocol version.
-fn refuse(up: &UpH, call: &Call) -> Option<Response> {
+pub(super) fn refuse(up: &UpH, call: &Call) -> Option<Response> {
     let (bearer, dialect) = {
         let orders = up.orders();
         (orders.bearer.clone(), orders.dialect.clone())

@@ -103,7 +103,7 @@ async fn take(up: &Arc<UpH>, call: &Call, session: &Arc<Session>, batch: Vec<Val
 }
 
 /// The second loss of AC-02: sessions go as soon as they are complete, before anything can be called in them.
-fn forget_if_ordered(up: &UpH) {
+pub(super) fn forget_if_ordered(up: &UpH) {
     let ordered = {
         let mut orders = up.orders();
         let ordered = orders.forget_after_initialized > 0;

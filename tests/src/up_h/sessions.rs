@@ -96,6 +96,11 @@ impl Sessions {
         forgotten.len()
     }
 
+    /// Forgets all sessions, and leaves their listening streams open: nothing comes on them any more.
+    pub(super) fn forget_quietly(&self) -> usize {
+        self.lock().drain().count()
+    }
+
     /// All sessions, in no order.
     pub(super) fn all(&self) -> Vec<Arc<Session>> {
         self.lock().values().cloned().collect()
