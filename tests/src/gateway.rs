@@ -176,7 +176,15 @@ impl Gateway {
     /// # Errors
     /// If it does not start or does not end within the bound.
     pub async fn cli(&self, args: &[&str]) -> Result<std::process::Output> {
-        self.setup.cli(self.dir.path(), args).await
+        self.cli_with(args, "").await
+    }
+
+    /// As [`Gateway::cli`], with `input` on its standard input.
+    ///
+    /// # Errors
+    /// If it does not start or does not end within the bound.
+    pub async fn cli_with(&self, args: &[&str], input: &str) -> Result<std::process::Output> {
+        self.setup.cli(self.dir.path(), args, input).await
     }
 
     /// A GET on the admin port with the admin token: status and JSON, `null` if the body is none.

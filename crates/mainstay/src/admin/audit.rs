@@ -16,7 +16,7 @@ use crate::engine::view::{AuditQuery, AuditView};
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct AuditPage {
     entries: Vec<AuditView>,
-    /// The `before` of the next page; none on the last one.
+    /// The `before` of the next page; null on the last one.
     next: Option<u64>,
 }
 

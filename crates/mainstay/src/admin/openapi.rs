@@ -12,15 +12,19 @@ pub fn document() -> Value {
         settings.definitions_path = "/components/schemas".into();
         settings.meta_schema = None;
     });
-    let mut generator = settings.into_generator();
-    let problem = PROBLEM(&mut generator).to_value();
+    // In what is answered every field is there, and null if it says nothing; what is asked may leave fields out.
+    let mut answers = settings.clone().for_serialize().into_generator();
+    let mut asked = settings.for_deserialize().into_generator();
+    let problem = PROBLEM(&mut answers).to_value();
     let mut paths = Map::new();
     for route in ROUTES {
-        let operation = operation(route, &mut generator);
+        let operation = operation(route, &mut answers, &mut asked);
         let path = paths.entry(route.path).or_insert_with(|| json!({}));
         path[route.method] = operation;
     }
-    let schemas = generator.take_definitions(true);
+    let mut schemas = answers.take_definitions(true);
+    schemas.append(&mut asked.take_definitions(true));
+    schemas.sort_keys();
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -44,23 +48,23 @@ pub fn document() -> Value {
     })
 }
 
-fn operation(route: &Route, generator: &mut SchemaGenerator) -> Value {
+fn operation(route: &Route, answers: &mut SchemaGenerator, asked: &mut SchemaGenerator) -> Value {
     let mut parameters: Vec<Value> = path_parameters(route.path).map(path_parameter).collect();
     if let Some(query) = route.query {
-        parameters.extend(query_parameters(&query(generator).to_value()));
+        parameters.extend(query_parameters(&query(asked).to_value()));
     }
     let mut operation = json!({ "summary": route.summary, "operationId": operation_id(route) });
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
     }
     if let Some(body) = route.body {
-        let schema = body(generator).to_value();
+        let schema = body(asked).to_value();
         operation["requestBody"] =
-            json!({ "required": false, "content": { "application/json": { "schema": schema } } });
+            json!({ "required": route.body_needed, "content": { "application/json": { "schema": schema } } });
     }
     let (status, answer) = match route.answer {
         Answer::Json(status, schema) => {
-            let schema = schema(generator).to_value();
+            let schema = schema(answers).to_value();
             (status, json!({ "description": route.summary, "content": { "application/json": { "schema": schema } } }))
         }
         Answer::Nothing => (204, json!({ "description": "It is done." })),
@@ -118,6 +122,19 @@ mod tests {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let kept: Value = serde_json::from_str(&text).unwrap_or_default();
         assert!(kept == document(), "write it anew: `mainstay openapi > docs/openapi.json`");
+    }
+
+    #[test]
+    fn o1_what_is_answered_has_every_field_and_says_of_which_that_they_can_be_null() {
+        let document = document();
+        let session = &document["components"]["schemas"]["SessionView"];
+        let fields = session["properties"].as_object().unwrap();
+        assert_eq!(session["required"].as_array().map(Vec::len), Some(fields.len()), "{session}");
+        for field in ["client", "deadline", "ended_at", "continuity"] {
+            assert_eq!(fields[field]["type"], json!(["string", "null"]), "{field}");
+        }
+        let order = &document["components"]["schemas"]["DrainOrder"];
+        assert!(order.get("required").is_none(), "{order}");
     }
 
     #[test]

@@ -48,8 +48,8 @@ pub struct Document {
     pub title: String,
     /// What it is here.
     pub detail: String,
-    /// The sessions that an ambiguous ref can mean.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// The sessions that an ambiguous ref can mean; empty for every other code.
+    #[serde(default)]
     pub sessions: Vec<Value>,
 }
 

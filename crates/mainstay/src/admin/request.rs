@@ -19,16 +19,34 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Order<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => {
-                Problem::new(Code::BodyTooLarge, format!("a body has at most {BODY_BYTES_MAX} bytes"))
-            }
-            _ => Problem::new(Code::RequestInvalid, "the body could not be read"),
-        })?;
+        let bytes = body(request, state).await?;
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         let order = serde_json::from_slice(text);
         order.map(Self).map_err(|error| Problem::new(Code::RequestInvalid, format!("the body: {error}")))
     }
+}
+
+/// A body that holds a secret, and must be there. Whatever is wrong with it, nothing of it is repeated.
+pub(super) struct Confided<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Confided<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let bytes = body(request, state).await?;
+        let malformed = || Problem::new(Code::RequestInvalid, "the body is not the JSON object that is wanted here");
+        serde_json::from_slice(&bytes).map(Self).map_err(|_| malformed())
+    }
+}
+
+/// The whole body, within the router's bound.
+async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
+    Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            Problem::new(Code::BodyTooLarge, format!("a body has at most {BODY_BYTES_MAX} bytes"))
+        }
+        _ => Problem::new(Code::RequestInvalid, "the body could not be read"),
+    })
 }
 
 /// The query of a request, in which nothing may be that is not known: a filter with a typo must not list everything.

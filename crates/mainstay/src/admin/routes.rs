@@ -17,7 +17,8 @@ use super::request::BODY_BYTES_MAX;
 use super::token::Token;
 use super::{audit, gateway, handover, metrics, owed, servers, sessions};
 use crate::engine::Engine;
-use crate::engine::view::{KeysView, SessionView, StatusView};
+use crate::engine::view::sessions::SessionView;
+use crate::engine::view::{KeysView, StatusView};
 use crate::telemetry;
 
 /// A path with its method: who serves it, and what the document says of it.
@@ -32,6 +33,8 @@ pub(super) struct Route {
     pub(super) query: Option<SchemaOf>,
     /// The schema of the body, if it has one.
     pub(super) body: Option<SchemaOf>,
+    /// Whether the body must be there.
+    pub(super) body_needed: bool,
     /// What it answers if all goes well.
     pub(super) answer: Answer,
     handler: fn() -> MethodRouter<Arc<Engine>>,
@@ -104,11 +107,11 @@ fn anything(_: &mut SchemaGenerator) -> Schema {
 pub(super) const PROBLEM: SchemaOf = schema::<Document>;
 
 const fn read(path: &'static str, summary: &'static str, answer: Answer, handler: Handler) -> Route {
-    Route { method: "get", path, summary, query: None, body: None, answer, handler }
+    Route { method: "get", path, summary, query: None, body: None, body_needed: false, answer, handler }
 }
 
 const fn order(path: &'static str, summary: &'static str, answer: Answer, handler: Handler) -> Route {
-    Route { method: "post", path, summary, query: None, body: None, answer, handler }
+    Route { method: "post", path, summary, query: None, body: None, body_needed: false, answer, handler }
 }
 
 impl Route {
@@ -118,6 +121,10 @@ impl Route {
 
     const fn taking(self, body: SchemaOf) -> Self {
         Self { body: Some(body), ..self }
+    }
+
+    const fn demanding(self, body: SchemaOf) -> Self {
+        Self { body: Some(body), body_needed: true, ..self }
     }
 }
 
@@ -164,6 +171,10 @@ pub(super) const ROUTES: &[Route] = &[
     )
     .asking(inline::<sessions::ListQuery>),
     read("/api/v1/sessions/{ref}", "One session", Answer::Json(200, schema::<SessionView>), || get(sessions::show)),
+    order("/api/v1/sessions/find", "The session that has an id", Answer::Json(200, schema::<SessionView>), || {
+        post(sessions::find)
+    })
+    .demanding(schema::<sessions::FindOrder>),
     order(
         "/api/v1/sessions/{ref}/drain",
         "End a session once its calls in flight are over, or the grace is",

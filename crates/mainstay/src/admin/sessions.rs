@@ -5,21 +5,23 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Path, State};
 use http::StatusCode;
-use mainstay_core::id::{SessionKey, SessionRef};
+use mainstay_core::id::{SessionId, SessionKey, SessionRef};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::problem::{Code, Problem};
-use super::request::{Asked, Order, carried_out, grace, session_ref};
+use super::request::{Asked, Confided, Order, carried_out, grace, session_ref};
 use crate::engine::Engine;
-use crate::engine::view::{SessionView, SessionsFilter};
+use crate::engine::view::sessions::{SessionView, SessionsFilter};
 
 /// A page of sessions.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct SessionsPage {
     sessions: Vec<SessionView>,
-    /// The `after` of the next page; none on the last one.
+    /// The `after` of the next page; null on the last one.
     next: Option<String>,
+    /// What the filter names that there is not; null if there is all of it.
+    note: Option<String>,
 }
 
 /// Which sessions are asked for. What is absent does not matter.
@@ -28,7 +30,7 @@ pub(super) struct SessionsPage {
 pub(super) struct ListQuery {
     /// Only sessions in this state: `ready`, `draining`, `deleted`, `expired`, `closed`.
     state: Option<String>,
-    /// Only sessions with this server.
+    /// Only sessions with this server: one that is configured, or was.
     server: Option<String>,
     /// Only sessions of this principal, as lists show it.
     principal: Option<String>,
@@ -56,6 +58,14 @@ pub(super) struct CloseOrder {
     reason: Option<String>,
 }
 
+/// Which session is looked for. It holds a secret, and so has no `Debug`.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FindOrder {
+    /// The session's id: what its client sends as `Mcp-Session-Id`.
+    id: String,
+}
+
 pub(super) async fn list(
     State(engine): State<Arc<Engine>>,
     Asked(query): Asked<ListQuery>,
@@ -66,8 +76,9 @@ pub(super) async fn list(
     let filter = SessionsFilter { state, server, principal, agent };
     // One more than asked for tells whether there is another page.
     let found = engine.sessions(&filter, after, limit + 1).await?;
+    let note = if found.is_empty() && after.is_none() { engine.remark(&filter).await? } else { None };
     let (sessions, next) = page(found, limit, |view| &view.r#ref);
-    Ok(Json(SessionsPage { sessions, next }))
+    Ok(Json(SessionsPage { sessions, next, note }))
 }
 
 pub(super) async fn show(
@@ -75,6 +86,17 @@ pub(super) async fn show(
     Path(text): Path<String>,
 ) -> Result<Json<SessionView>, Problem> {
     Ok(Json(one(&engine, session_ref(&text)?).await?))
+}
+
+/// A session by its id, which travels in the body: addresses are kept in many places.
+pub(super) async fn find(
+    State(engine): State<Arc<Engine>>,
+    Confided(order): Confided<FindOrder>,
+) -> Result<Json<SessionView>, Problem> {
+    let malformed = || Problem::new(Code::RequestInvalid, "`id` is 1 to 128 characters of visible ASCII");
+    let id = SessionId::parse(&order.id).ok_or_else(malformed)?;
+    let found = engine.session_of(&id).await.map_err(|error| Problem::unreadable(&error))?;
+    found.map(Json).ok_or_else(|| Problem::new(Code::NotFound, "no session has this id"))
 }
 
 pub(super) async fn drain(

@@ -3,12 +3,15 @@
 use std::fmt;
 use std::io;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use mainstay_core::time::Timestamp;
 use serde::Serialize;
 
 use super::exit;
 use super::output::Output;
 use crate::config::{Diagnostic, Faults};
+use crate::runtime::Clock;
 
 /// Why a command did not do what it was asked.
 #[derive(Debug)]
@@ -43,7 +46,7 @@ impl Failure {
 
     /// The same, saying what it happened to.
     #[must_use]
-    fn about(mut self, what: &impl fmt::Display) -> Self {
+    pub(super) fn about(mut self, what: &impl fmt::Display) -> Self {
         self.cause = self.cause.context(what.to_string());
         self
     }
@@ -112,13 +115,17 @@ pub(super) struct Outcome<T> {
 }
 
 /// Does `one` to each of `items`; one that fails keeps none of the others from its turn. With more than one item, each
-/// failure is told at once.
+/// failure is told at once, and from the second second on how far it has come.
 pub(super) fn settle_all<I, T>(items: &[I], out: &Output, one: impl Fn(&I) -> Result<T, Failure>) -> Outcome<T>
 where
     I: fmt::Display,
 {
     let mut outcome = Outcome { done: Vec::new(), failures: Vec::new() };
-    for item in items {
+    let mut pace = Pace::new();
+    for (item, before) in items.iter().zip(0..) {
+        if before > 0 && pace.is_due() {
+            tell_progress(before, items.len(), out);
+        }
         match one(item) {
             Ok(done) => outcome.done.push(done),
             Err(failure) if items.len() > 1 => {
@@ -132,6 +139,43 @@ where
         }
     }
     outcome
+}
+
+fn tell_progress(handled: usize, all: usize, out: &Output) {
+    if out.is_json() {
+        out.note_json(&serde_json::json!({ "handled": handled, "of": all }));
+    } else {
+        out.note(&format!("{handled} of {all} so far"));
+    }
+}
+
+/// How often people hear of what takes long: after a second first, then every few.
+pub(super) struct Pace {
+    clock: Clock,
+    due_at: Timestamp,
+}
+
+impl Pace {
+    /// From now on.
+    pub(super) fn new() -> Self {
+        let clock = Clock::system();
+        Self { clock, due_at: clock.started_at().plus(TELL_FIRST) }
+    }
+
+    /// Whether something should be told now. If so, not again for a while.
+    pub(super) fn is_due(&mut self) -> bool {
+        let now = self.clock.now();
+        if now < self.due_at {
+            return false;
+        }
+        self.due_at = now.plus(TELL_EVERY);
+        true
+    }
+
+    /// How long it has taken so far.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.clock.now().since(self.clock.started_at())
+    }
 }
 
 impl<T> Outcome<T> {
@@ -196,6 +240,8 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
+const TELL_FIRST: Duration = Duration::from_secs(1);
+const TELL_EVERY: Duration = Duration::from_secs(5);
 const DENIED_HINT: &str = "run it as the user whose gateway it is, or name another directory with `--state-dir`";
 
 impl From<io::Error> for Failure {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
+use comfy_table::Table;
 use mainstay_core::id::SessionRef;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,6 +17,7 @@ use super::output::{Output, lines_of, plain, table};
 use super::times::ago;
 
 mod end;
+mod ids;
 mod show;
 
 #[derive(Debug, Subcommand)]
@@ -24,6 +26,7 @@ pub(super) enum Command {
     #[command(after_help = LIST_EXAMPLES)]
     List(ListArgs),
     /// Show everything known of one
+    #[command(after_help = show::EXAMPLES)]
     Show(ShowArgs),
     /// End some gently: calls in flight may finish, new ones are refused
     #[command(after_help = end::DRAIN_EXAMPLES)]
@@ -50,6 +53,8 @@ pub(super) struct ListArgs {
     state: Option<String>,
     #[command(flatten)]
     filter: Filter,
+    #[command(flatten)]
+    by_id: ids::ById,
     /// How many at most; all of them if absent
     #[arg(long, value_name = "COUNT")]
     limit: Option<NonZeroUsize>,
@@ -58,6 +63,12 @@ pub(super) struct ListArgs {
     after: Option<String>,
     #[command(flatten)]
     place: Place,
+}
+
+impl ListArgs {
+    fn is_filtered(&self) -> bool {
+        self.state.is_some() || !self.filter.is_empty() || self.limit.is_some() || self.after.is_some()
+    }
 }
 
 /// Which sessions are meant.
@@ -83,8 +94,10 @@ impl Filter {
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {
     /// The session: `s-` and ten hexadecimal digits, as listed
-    #[arg(value_name = "REF")]
-    session: String,
+    #[arg(value_name = "REF", required_unless_present = "id")]
+    session: Option<String>,
+    #[command(flatten)]
+    by_id: ids::ById,
     #[command(flatten)]
     place: Place,
 }
@@ -93,19 +106,46 @@ pub(super) struct ShowArgs {
 fn list(args: &ListArgs, out: &Output) -> Result<(), Failure> {
     let wanted =
         Wanted { state: args.state.as_deref(), filter: &args.filter, limit: args.limit.map(NonZeroUsize::get) };
-    let listed = find(&Api::find(&args.place)?, &wanted, args.after.clone())?;
+    let api = Api::find(&args.place)?;
+    let listed = match (args.by_id.is_given(), args.is_filtered()) {
+        (true, true) => {
+            return Err(Failure::usage(anyhow!("sessions are named by ids and by a filter"))
+                .hint("name them by one of the two"));
+        }
+        (true, false) => Listed { sessions: args.by_id.sessions(&api, out)?, next: None, note: None },
+        (false, _) => find(&api, &wanted, args.after.clone())?,
+    };
     if out.is_json() {
         return out.document(&listed);
     }
-    let mut shown = table(&["REF", "SERVER", "PRINCIPAL", "STATE", "CLIENT", "AGE", "IDLE", "CONTINUITY"]);
-    for session in &listed.sessions {
-        shown.add_row(row(session));
+    out.line(&lines_of(&rows(&listed.sessions)))?;
+    if let Some(note) = &listed.note {
+        out.note(&format!("note: {}", plain(note)));
     }
-    out.line(&lines_of(&shown))?;
     if let Some(next) = listed.next {
         out.note(&format!("more: {}", continued(args, &next)));
     }
     Ok(())
+}
+
+/// A table of sessions. Ends and reasons have their columns where there are any.
+fn rows(sessions: &[Value]) -> Table {
+    let told = |name: &str| sessions.iter().any(|session| session[name].is_string());
+    let further: Vec<(&str, &str)> =
+        [("ended_at", "ENDED"), ("reason", "REASON")].into_iter().filter(|(name, _)| told(name)).collect();
+    let mut headings = vec!["REF", "SERVER", "PRINCIPAL", "STATE", "CLIENT", "AGE", "IDLE", "CONTINUITY"];
+    headings.extend(further.iter().map(|(_, heading)| *heading));
+    let mut shown = table(&headings);
+    for session in sessions {
+        let mut cells = row(session);
+        cells.extend(further.iter().map(|(name, _)| match session[*name].as_str() {
+            Some(at) if *name == "ended_at" => format!("{} ago", ago(at)),
+            Some(text) => plain(text),
+            None => "-".to_owned(),
+        }));
+        shown.add_row(cells);
+    }
+    shown
 }
 
 /// The command that lists what comes behind `next`.
@@ -144,7 +184,7 @@ struct Wanted<'a> {
 
 /// The sessions wanted, over as many pages as it takes.
 fn find(api: &Api, wanted: &Wanted<'_>, after: Option<String>) -> Result<Listed, Failure> {
-    let mut listed = Listed { sessions: Vec::new(), next: after };
+    let mut listed = Listed { sessions: Vec::new(), next: after, note: None };
     let most = wanted.limit.unwrap_or(SESSIONS_MAX);
     while listed.sessions.len() < most {
         let limit = (most - listed.sessions.len()).min(PAGE_SESSIONS_MAX).to_string();
@@ -160,6 +200,7 @@ fn find(api: &Api, wanted: &Wanted<'_>, after: Option<String>) -> Result<Listed,
         let page: Listed = api.get(&format!("/sessions{asked}"))?;
         listed.sessions.extend(page.sessions);
         listed.next = page.next;
+        listed.note = page.note;
         if listed.next.is_none() {
             break;
         }
@@ -184,7 +225,9 @@ fn row(session: &Value) -> Vec<String> {
             let begun = session["calls_in_flight"].as_array().into_iter().flatten();
             // RFC 3339 sorts as text does: the first is the one that has been in flight for the longest.
             let oldest = begun.filter_map(|call| call["since"].as_str()).min();
-            oldest.map_or_else(|| format!("{calls} in flight"), |since| format!("{calls} in flight, {}", ago(since)))
+            let oldest = oldest.map(|since| format!(", {}", ago(since))).unwrap_or_default();
+            let gone = if session["client_connected"] == false { ", client gone" } else { "" };
+            format!("{calls} in flight{oldest}{gone}")
         }
         _ => ago(session["seen_at"].as_str().unwrap_or_default()),
     };
@@ -206,16 +249,18 @@ fn row(session: &Value) -> Vec<String> {
 struct Listed {
     sessions: Vec<Value>,
     next: Option<String>,
+    note: Option<String>,
 }
 
 /// What the API gives at once.
 const PAGE_SESSIONS_MAX: usize = 1000;
-/// More than any gateway holds; a list that goes on behind it says so.
-const SESSIONS_MAX: usize = 10_000_000;
+/// More than any gateway holds, and how many of them are listed, or ended by a filter, at once.
+const SESSIONS_MAX: usize = 1_000_000;
 const LIST_EXAMPLES: &str = "\
 Examples:
   mainstay sessions list --server files --state ready
   mainstay sessions list --principal agent:nightly
+  mainstay sessions list --id - < ids.txt
   mainstay --json sessions list --limit 100";
 
 #[cfg(test)]
@@ -231,6 +276,23 @@ mod tests {
         assert_eq!(row[4], "x\\u{1b}[2J");
         assert_eq!((row[6].as_str(), row[7].as_str()), ("2 in flight", "remade 3x"));
         assert_eq!((row[1].as_str(), row[5].as_str()), ("-", "-"));
+    }
+
+    #[test]
+    fn o1_a_list_with_ended_sessions_tells_when_and_why_and_one_without_is_as_narrow_as_before() {
+        let ready = json!({"ref": "s-0000000001", "state": "ready", "ended_at": null, "reason": null});
+        let ended = json!({"ref": "s-0000000002", "state": "closed", "ended_at": "1970-01-01T00:00:00.000Z", "reason": "stuck"});
+        let text = lines_of(&rows(&[ready.clone(), ended]));
+        assert!(text.lines().next().is_some_and(|line| line.contains("ENDED") && line.ends_with("REASON")), "{text}");
+        assert!(text.lines().nth(1).is_some_and(|line| line.ends_with('-')), "{text}");
+        assert!(text.lines().nth(2).is_some_and(|line| line.contains("d ago") && line.ends_with("stuck")), "{text}");
+        assert!(!lines_of(&rows(&[ready])).contains("ENDED"));
+    }
+
+    #[test]
+    fn a_call_whose_client_is_gone_is_told_as_that() {
+        let of = |connected: bool| row(&json!({"calls": 1, "client_connected": connected})).swap_remove(6);
+        assert_eq!((of(true), of(false)), ("1 in flight".into(), "1 in flight, client gone".into()));
     }
 
     #[test]
@@ -250,6 +312,7 @@ mod tests {
         let args = ListArgs {
             state: Some("ready".into()),
             filter: Filter::default(),
+            by_id: ids::ById::default(),
             limit: NonZeroUsize::new(2),
             after: None,
             place: Place { state_dir: Some("/a b".into()), config: None },

@@ -16,7 +16,7 @@ use mainstay_core::wire::method::Method;
 use mainstay_upstream::{Call, Failure, Outcome, Server};
 
 use self::driver::{Carried, Driver, Going, Setting, Stage, Step, linger};
-use crate::engine::live::{InFlight, Live};
+use crate::engine::live::{CALL_NAME_CHARS_MAX, InFlight, Live};
 use crate::engine::stream::{Reader, Stream, Weight};
 use crate::engine::{EMPTY_OBJECT, Engine, HOLD, Refused, rewrite};
 use crate::runtime::spawn;
@@ -95,15 +95,18 @@ impl Engine {
     /// Sends the call on its way, under `stream`.
     fn depart(self: &Arc<Self>, live: &Arc<Live>, request: Request, stream: StreamId) -> Result<Driver, Refused> {
         let (original, since) = (request.id(), self.now());
-        let call = InFlight { client_id: original.clone(), stream, method: request.method, since };
+        let method = request.method;
+        let named = matches!(method, Method::ToolsCall | Method::PromptsGet);
+        let name = named.then(|| request.param("name")).flatten();
+        let shown = name.as_deref().map(|name| name.chars().take(CALL_NAME_CHARS_MAX).collect());
+        let call = InFlight { client_id: original.clone(), stream, method, name: shown, since };
         let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| {
             let text = "the limit `session.calls_in_flight_max` is reached; wait until a call of this session ends";
             Refused::at_limit(Code::LimitReached, Limit::CallsInFlight, text)
         })?;
         let routed = RoutedId { stream, original: original.clone() };
         let outgoing = rewrite::to_server(&request.message, &request.envelope, &routed);
-        let method = request.method;
-        let name = (method == Method::ToolsCall).then(|| request.param("name")).flatten();
+        let name = name.filter(|_| method == Method::ToolsCall);
         let call = Call { id: outgoing.id, message: outgoing.message, method, name };
         let link = Arc::clone(&live.link);
         let going: Going = Box::pin(async move { link.call(call).await });
@@ -243,7 +246,7 @@ impl Engine {
         };
         let id = RoutedId { stream: number, original: original.clone() };
         let answer = live.link.rejoin(&id).ok_or_else(lost)?;
-        let call = InFlight { client_id: original.clone(), stream: number, method: Method::Other, since };
+        let call = InFlight { client_id: original.clone(), stream: number, method: Method::Other, name: None, since };
         let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| lost())?;
         Ok(Driver {
             engine: Arc::clone(self),

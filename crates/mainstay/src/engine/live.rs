@@ -64,6 +64,8 @@ pub struct InFlight {
     pub stream: StreamId,
     /// What it calls.
     pub method: Method,
+    /// The tool or prompt that it names, for people: at most [`CALL_NAME_CHARS_MAX`] characters of it.
+    pub name: Option<Box<str>>,
     /// When it began.
     pub since: Timestamp,
 }
@@ -202,6 +204,11 @@ impl Live {
     pub fn activity(&self) -> Activity {
         let calls = self.calls.load(Ordering::Acquire).saturating_add(self.entries.load(Ordering::Acquire));
         Activity { calls, streams: self.streams.load(Ordering::Acquire) }
+    }
+
+    /// Whether the client is there: a request of it waits for its answer, or a connection reads a stream.
+    pub fn is_connected(&self) -> bool {
+        self.entries.load(Ordering::Acquire) > 0 || self.streams.load(Ordering::Acquire) > 0
     }
 
     /// The calls in flight.
@@ -498,6 +505,8 @@ impl Latch {
     }
 }
 
+/// The most characters that are kept of what a call names.
+pub const CALL_NAME_CHARS_MAX: usize = 128;
 const ASKED_MAX: usize = 64;
 /// Room for the events of one life of a listening stream.
 const LISTEN_LIFE_BITS: u32 = 24;

@@ -13,7 +13,8 @@ use mainstay_store::keys::Keyring;
 use mainstay_store::{AuditPage, StoreError, Write};
 
 use crate::engine::live::Live;
-use crate::engine::view::{AuditQuery, AuditView, KeysView, SessionView};
+use crate::engine::view::sessions::SessionView;
+use crate::engine::view::{AuditQuery, AuditView, KeysView};
 use crate::engine::{Engine, Refused};
 use crate::runtime::{fill_with_entropy, spawn};
 
@@ -126,7 +127,8 @@ impl Engine {
     /// Makes a new key the one that signs and seals. Everything written before stays valid; no session ends (S14).
     ///
     /// # Errors
-    /// The key files cannot be written; the old keys stay in force.
+    /// The key files cannot be written, and the old keys stay in force; or it is done, and the audit trail could not be told,
+    /// which the text says.
     pub async fn rotate_keys(&self) -> Result<KeysView, Refused> {
         let Some(folder) = self.key_folder.clone() else {
             return Err(Refused::new(Code::RequestInvalid, "a ledger in memory has no keys to rotate"));
@@ -143,7 +145,10 @@ impl Engine {
             Refused::new(Code::Internal, format!("the new key signs from the next start on, not yet: {error}"))
         })?;
         let entry = AuditEntry::new(self.now(), Actor::Operator, Action::KeysRotated);
-        self.commit(vec![Write::Audit(entry)]).await?;
+        if let Err(error) = self.store.commit(vec![Write::Audit(entry)]).await {
+            tracing::error!(keys, error = %error, "the keys are rotated, and the audit trail could not be told");
+            return Err(Refused::new(Code::Internal, format!("{}: {error}", unrecorded_rotation(keys))));
+        }
         tracing::info!(keys, "keys rotated");
         Ok(KeysView { keys })
     }
@@ -187,9 +192,25 @@ impl Engine {
     }
 }
 
+/// What is told of a rotation of which the audit trail could not be told.
+pub(crate) fn unrecorded_rotation(keys: usize) -> String {
+    format!("the keys are rotated, a new one signs and {keys} are accepted, but the audit trail has no entry of it")
+}
+
 fn unreadable(error: &StoreError) -> Refused {
     Refused::new(Code::Unavailable, format!("the ledger cannot be read now: {error}"))
 }
 
 /// Entries of the audit trail that are read at a time; the trail itself is bounded.
 const AUDIT_PAGE: usize = 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s14_a_rotation_without_its_record_is_told_as_done() {
+        let told = unrecorded_rotation(3);
+        assert!(told.starts_with("the keys are rotated") && told.ends_with("no entry of it"), "{told}");
+    }
+}

@@ -1,22 +1,19 @@
-//! What operators see: plain documents, without any secret.
+//! What operators see: plain documents, without any secret. What is absent in one is null, never missing nor empty.
 
-use std::sync::Arc;
+pub mod sessions;
 
 use bytes::Bytes;
 use dashmap::DashMap;
 use mainstay_core::audit::AuditEntry;
-use mainstay_core::code::Code;
-use mainstay_core::id::{ServerName, SessionKey, SessionRef};
+use mainstay_core::id::{ServerName, SessionRef};
 use mainstay_core::resume::OwedDelete;
-use mainstay_core::session::{SessionRecord, State};
-use mainstay_store::{Filter, Page, ResumeSummary, StoreError, Stored};
 use mainstay_upstream::Reach;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::engine::handover::HandoverView;
+use crate::engine::Engine;
 use crate::engine::live::Live;
-use crate::engine::{Engine, Refused};
 
 /// What a worker knows of the processes around it.
 #[derive(Default)]
@@ -137,49 +134,6 @@ pub struct ServerView {
     pub seen: bool,
 }
 
-/// A session.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct SessionView {
-    /// Its short name.
-    pub r#ref: String,
-    /// Its server.
-    pub server: String,
-    /// Whose it is.
-    pub principal: String,
-    /// `ready`, or `unreadable`, or how it ended.
-    pub state: String,
-    /// The client's own name and version.
-    pub client: String,
-    /// The negotiated protocol version.
-    pub protocol: String,
-    /// RFC 3339.
-    pub opened_at: String,
-    /// RFC 3339.
-    pub seen_at: String,
-    /// When it expires if nothing happens (RFC 3339).
-    pub deadline: String,
-    /// Whether it is in memory.
-    pub in_memory: bool,
-    /// The agent that opened it, if it said so.
-    pub agent: Option<String>,
-    /// Calls in flight.
-    pub calls: u32,
-    /// The calls in flight.
-    pub calls_in_flight: Vec<CallView>,
-    /// Questions of the server that the client has not answered.
-    pub questions: usize,
-    /// Connections that read its streams.
-    pub streams: u32,
-    /// How its server's session came to be what it is: `fresh`, `resumed`, `remade`.
-    pub continuity: Option<&'static str>,
-    /// How often that session was made again.
-    pub remade_count: u32,
-    /// Why, the last time; or why the session ended or cannot be read.
-    pub reason: Option<String>,
-    /// The deletes that are still owed to its server. Null in lists, which do not look.
-    pub owed: Option<Vec<OwedView>>,
-}
-
 impl Engine {
     /// The gateway as a whole.
     pub async fn status(&self) -> StatusView {
@@ -255,165 +209,6 @@ impl Engine {
     pub fn knobs(&self) -> &[KnobView] {
         &self.facts.knobs
     }
-
-    /// A page of the sessions that the ledger knows, ended ones included, in the order of their keys, after `after`.
-    ///
-    /// # Errors
-    /// [`Code::RequestInvalid`] if the filter names no state or no server; [`Code::Unavailable`] if the ledger cannot be
-    /// read.
-    pub async fn sessions(
-        &self,
-        filter: &SessionsFilter,
-        after: Option<SessionKey>,
-        limit: usize,
-    ) -> Result<Vec<SessionView>, Refused> {
-        let page = Page { after, limit, filter: store_filter(filter)? };
-        let listed = self
-            .store
-            .list(&page)
-            .await
-            .map_err(|error| Refused::new(Code::Unavailable, format!("the ledger cannot be read now: {error}")))?;
-        Ok(listed.into_iter().map(|row| self.session_view(row.key, &row.stored, row.resume.as_ref())).collect())
-    }
-
-    /// The sessions that `session_ref` can mean; more than one only if two keys begin alike.
-    ///
-    /// # Errors
-    /// The ledger cannot be read.
-    pub async fn session(&self, session_ref: SessionRef) -> Result<Vec<SessionView>, StoreError> {
-        let mut views = Vec::new();
-        for (key, stored) in self.store.find_ref(session_ref).await? {
-            let resume = self.store.resume_record(key).await?.map(ResumeSummary::from);
-            let owed = self.store.owed_of(key, OWED_SHOWN_MAX).await?;
-            let owed = Some(owed.iter().map(OwedView::of).collect());
-            views.push(SessionView { owed, ..self.session_view(key, &stored, resume.as_ref()) });
-        }
-        Ok(views)
-    }
-
-    fn session_view(&self, key: SessionKey, stored: &Stored, resume: Option<&ResumeSummary>) -> SessionView {
-        let live = self.live.get(&key).map(|live| Arc::clone(&live));
-        let memory = live.as_ref().map(|live| live.with_session(|session| session.record().clone()));
-        let now_linked = live.as_ref().and_then(|live| live.link.record()).map(ResumeSummary::from);
-        let resume = now_linked.as_ref().or(resume);
-        let mut view = match (memory, stored) {
-            (Some(record), _) => record_view(&record),
-            (None, Stored::Live(record)) => record_view(record),
-            (None, Stored::Ended(tombstone)) => SessionView {
-                server: tombstone.server.to_string(),
-                principal: tombstone.principal.to_string(),
-                agent: tombstone.agent.as_deref().map(str::to_owned),
-                state: tombstone.state.as_str().to_owned(),
-                protocol: tombstone.version.as_str().to_owned(),
-                opened_at: tombstone.opened_at.to_string(),
-                seen_at: tombstone.ended_at.to_string(),
-                reason: Some(tombstone.reason.to_string()),
-                ..blank(key)
-            },
-            (None, Stored::Unreadable(fault)) => SessionView { reason: Some(fault.to_string()), ..blank(key) },
-            (None, Stored::Absent) => blank(key),
-        };
-        if let Some(live) = &live {
-            let calls = live.calls();
-            view.in_memory = true;
-            view.calls = u32::try_from(calls.len()).unwrap_or(u32::MAX);
-            view.calls_in_flight = calls
-                .iter()
-                .map(|call| CallView { method: call.method.as_str(), since: call.since.to_string() })
-                .collect();
-            view.questions = live.questions();
-            view.streams = live.activity().streams;
-        }
-        if let Some(resume) = resume {
-            view.continuity = Some(resume.continuity.as_str());
-            view.remade_count = resume.remade_count;
-            view.reason = view.reason.or_else(|| resume.remade_reason.as_deref().map(str::to_owned));
-        }
-        view
-    }
-}
-
-/// The filter as the ledger takes it.
-fn store_filter(filter: &SessionsFilter) -> Result<Filter, Refused> {
-    let state = filter.state.as_deref().map(|word| {
-        let states = [State::Ready, State::Draining, State::Deleted, State::Expired, State::Closed];
-        states.into_iter().find(|state| state.as_str() == word).ok_or_else(|| {
-            let text = format!("`{word}` is no state; there are: ready, draining, deleted, expired, closed");
-            Refused::new(Code::RequestInvalid, text)
-        })
-    });
-    let server = filter.server.as_deref().map(|name| {
-        ServerName::parse(name)
-            .ok_or_else(|| Refused::new(Code::RequestInvalid, format!("`{name}` is no server's name")))
-    });
-    Ok(Filter {
-        state: state.transpose()?,
-        server: server.transpose()?,
-        principal: filter.principal.as_deref().map(Into::into),
-        agent: filter.agent.as_deref().map(Into::into),
-        ..Filter::default()
-    })
-}
-
-fn blank(key: SessionKey) -> SessionView {
-    SessionView {
-        r#ref: key.session_ref().to_string(),
-        server: String::new(),
-        principal: String::new(),
-        state: "unreadable".to_owned(),
-        client: String::new(),
-        protocol: String::new(),
-        opened_at: String::new(),
-        seen_at: String::new(),
-        deadline: String::new(),
-        in_memory: false,
-        agent: None,
-        calls: 0,
-        calls_in_flight: Vec::new(),
-        questions: 0,
-        streams: 0,
-        continuity: None,
-        remade_count: 0,
-        reason: None,
-        owed: None,
-    }
-}
-
-fn record_view(record: &SessionRecord) -> SessionView {
-    SessionView {
-        server: record.server.to_string(),
-        principal: record.principal.to_string(),
-        agent: record.agent.as_deref().map(str::to_owned),
-        state: record.state.as_str().to_owned(),
-        client: format!("{} {}", record.client.name, record.client.version).trim().to_owned(),
-        protocol: record.version.as_str().to_owned(),
-        opened_at: record.opened_at.to_string(),
-        seen_at: record.seen_at.to_string(),
-        deadline: record.deadline.to_string(),
-        ..blank(record.key)
-    }
-}
-
-/// Which sessions are asked for. What is absent does not matter.
-#[derive(Clone, Debug, Default)]
-pub struct SessionsFilter {
-    /// A state's word.
-    pub state: Option<String>,
-    /// A server's name.
-    pub server: Option<String>,
-    /// A principal as lists show it.
-    pub principal: Option<String>,
-    /// An agent's name.
-    pub agent: Option<String>,
-}
-
-/// A call in flight.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct CallView {
-    /// What it calls.
-    pub method: &'static str,
-    /// When it began (RFC 3339).
-    pub since: String,
 }
 
 /// A live connection to a server.
@@ -427,7 +222,7 @@ pub struct InstanceView {
     pub kind: &'static str,
     /// Whether it is open, or will be with the next call.
     pub open: bool,
-    /// `fresh`, `resumed` or `remade`.
+    /// `fresh`, `resumed` or `remade`; null before the server has answered.
     pub continuity: Option<&'static str>,
     /// How often it was made again.
     pub remade_count: u32,
@@ -499,12 +294,12 @@ pub struct AuditView {
     pub actor: String,
     /// What was done.
     pub action: &'static str,
-    /// To which session.
+    /// To which session, if to one.
     pub session: Option<String>,
-    /// With which server.
+    /// With which server, if with one.
     pub server: Option<String>,
     /// More about it.
-    pub detail: String,
+    pub detail: Option<String>,
 }
 
 impl AuditView {
@@ -516,7 +311,7 @@ impl AuditView {
             action: entry.action.as_str(),
             session: entry.session.map(|key| key.session_ref().to_string()),
             server: entry.server.as_ref().map(ToString::to_string),
-            detail: entry.detail.to_string(),
+            detail: Some(entry.detail.to_string()).filter(|detail| !detail.is_empty()),
         }
     }
 }
@@ -528,5 +323,3 @@ pub struct KeysView {
     pub keys: usize,
 }
 
-/// The most owed deletes that are shown of one session.
-const OWED_SHOWN_MAX: usize = 100;

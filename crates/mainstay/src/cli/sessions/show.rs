@@ -1,5 +1,6 @@
 //! `mainstay sessions show`.
 
+use anyhow::anyhow;
 use serde_json::Value;
 
 use super::{ShowArgs, checked};
@@ -10,8 +11,18 @@ use crate::cli::times::{ago, until};
 
 /// Shows one session.
 pub(super) fn run(args: &ShowArgs, out: &Output) -> Result<(), Failure> {
-    let session_ref = checked(&args.session)?;
-    let session: Value = Api::find(&args.place)?.get(&format!("/sessions/{session_ref}"))?;
+    let session: Value = match (&args.session, args.by_id.is_given()) {
+        (Some(_), true) => {
+            return Err(
+                Failure::usage(anyhow!("a session is named by a ref and by an id")).hint("name it by one of the two")
+            );
+        }
+        (Some(text), false) => {
+            let session_ref = checked(text)?;
+            Api::find(&args.place)?.get(&format!("/sessions/{session_ref}"))?
+        }
+        (None, _) => args.by_id.session(&Api::find(&args.place)?, out)?,
+    };
     if out.is_json() {
         return out.document(&session);
     }
@@ -60,6 +71,11 @@ fn told(member: &Value) -> String {
         None => shown("", member),
     }
 }
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  mainstay sessions show s-292987c592
+  mainstay sessions show --id - < id.txt      the id that the client sends as Mcp-Session-Id";
 
 #[cfg(test)]
 mod tests {

@@ -28,10 +28,9 @@ impl Engine {
     pub async fn pay_owed(&self, id: u64) -> Result<(), Refused> {
         let owed = self.owed_delete(id).await?;
         let (settled, writes) = self.try_owed(&owed, Actor::Operator).await;
-        let next = writes.iter().find_map(|write| match write {
-            Write::Postpone(failed) => Some(failed.clone()),
-            _ => None,
-        });
+        let next = writes
+            .iter()
+            .find_map(|write| if let Write::Postpone(failed) = write { Some(failed.clone()) } else { None });
         let recorded = self.store.commit(writes).await;
         if let Err(error) = &recorded {
             tracing::error!(server = %owed.server, error = %error, "what became of an owed delete could not be stored");
