@@ -79,7 +79,8 @@ async fn s8_a_stuck_session_is_found_shown_drained_and_its_story_told() -> Resul
     assert!(listed.contains("agent:alice") && listed.contains("1 in flight") && !listed.contains("bob"), "{listed}");
     let session_ref = ref_of(&gateway, "alice").await?;
     let shown = said(&gateway, &["sessions", "show", &session_ref]).await?;
-    assert!(shown.contains("calls in flight   method tools/call, since "), "{shown}");
+    assert!(shown.contains("calls in flight   method tools/call, name slow, since "), "{shown}");
+    assert!(shown.contains("client connected  true"), "{shown}");
 
     let refused = async {
         let draining = async || state_of(&gateway, &session_ref).await.is_ok_and(|state| state == "draining");
@@ -92,7 +93,9 @@ async fn s8_a_stuck_session_is_found_shown_drained_and_its_story_told() -> Resul
     assert!(drained.status.success(), "{}", text(&drained));
     let (stdout, stderr) = (String::from_utf8(drained.stdout)?, String::from_utf8(drained.stderr)?);
     assert!(stdout.contains(&session_ref) && stdout.contains("deleted"), "{stdout}");
-    assert!(stderr.contains("waiting for 1 of 1 sessions"), "progress after a second: {stderr}");
+    let progress =
+        format!("waiting for 1 of 1 sessions to end: {session_ref} (1 in flight), the last at the latest in 1");
+    assert!(stderr.contains(&progress), "progress after a second: {stderr}");
     assert_eq!(answered?.text()?, "waited 4000 ms", "the call in flight has finished");
     assert_eq!(refused?, 404, "a new call is refused");
 
@@ -103,7 +106,7 @@ async fn s8_a_stuck_session_is_found_shown_drained_and_its_story_told() -> Resul
     let story = trail(&gateway, &session_ref).await?;
     assert_eq!(story.first(), Some(&pair("client agent:alice", "opened")));
     assert!(story.contains(&pair("operator", "drain-begun")), "{story:?}");
-    assert_eq!(story.last().map(|(_, action)| action.as_str()), Some("drained"), "{story:?}");
+    assert_eq!(story.last(), Some(&pair("operator", "drained")), "{story:?}");
     Ok(())
 }
 
@@ -123,6 +126,9 @@ async fn s8_a_drain_outlives_the_death_of_everything() -> Result<()> {
     assert_eq!(alice.request("tools/list", Value::Null).await?.status, 404, "nothing resurrects it");
     let ended = async || state_of(&gateway, &session_ref).await.is_ok_and(|state| state == "deleted");
     wait_until("it has ended by itself", BOUND, ended).await?;
+    let story = trail(&gateway, &session_ref).await?;
+    let expected = [pair("client agent:alice", "opened"), pair("operator", "drain-begun"), pair("operator", "drained")];
+    assert_eq!(story, expected, "whoever finds that it is over, it is the act of who ordered it");
     Ok(())
 }
 
@@ -150,6 +156,57 @@ async fn s8_a_closed_session_is_gone_at_once_and_stays_closed() -> Result<()> {
     assert_eq!(story["entries"].as_array().map(Vec::len), Some(1), "{story}");
     assert_eq!(story["entries"][0]["actor"], "operator");
     assert!(story.to_string().contains("stuck since the morning"), "{story}");
+    Ok(())
+}
+
+/// What is known of a session outlives it: who had it, when it ended and why. While a call runs, it is told what it calls and
+/// whether anybody waits for it.
+#[tokio::test]
+async fn o1_a_session_is_shown_with_what_it_waits_for_and_once_it_has_ended_with_its_end() -> Result<()> {
+    let (up, mut gateway) = stand("").await?;
+    let alice = agent(&gateway, "alice").await?;
+    let session_ref = ref_of(&gateway, "alice").await?;
+    let path = format!("/api/v1/sessions/{session_ref}");
+    let before = gateway.admin_get(&path).await?.1;
+    assert_eq!(
+        (&before["ended_at"], &before["reason"], &before["owed"]),
+        (&Value::Null, &Value::Null, &json!([])),
+        "{before}"
+    );
+    assert!(before["client"].as_str().is_some_and(|client| !client.is_empty()), "{before}");
+    assert_eq!(before["client_connected"], false, "nobody asks: {before}");
+
+    let message = alice.message("tools/call", json!({"name": "slow", "arguments": {"ms": 60_000}}));
+    let running = alice.post(&message).await?;
+    wait_until("it runs", BOUND, async || up.executions("slow").await.is_ok_and(|count| count == 1)).await?;
+    let shown = gateway.admin_get(&path).await?.1;
+    let call = &shown["calls_in_flight"][0];
+    assert_eq!((&call["method"], &call["name"]), (&json!("tools/call"), &json!("slow")), "{shown}");
+    assert!(call["since"].is_string() && shown["client_connected"] == true, "{shown}");
+    drop(running);
+    let gone = async || {
+        let shown = gateway.admin_get(&path).await.map(|(_, shown)| shown).unwrap_or_default();
+        shown["client_connected"] == false && shown["calls"] == 1
+    };
+    wait_until("its client is gone and its call goes on", BOUND, gone).await?;
+    let listed = said(&gateway, &["sessions", "list"]).await?;
+    assert!(listed.contains("client gone") && !listed.contains("ENDED"), "{listed}");
+
+    said(&gateway, &["sessions", "close", &session_ref, "--reason", "nobody waits for it"]).await?;
+    gateway.kill_all().await?;
+    gateway.start_again().await?;
+    let ended = gateway.admin_get(&path).await?.1;
+    for kept in ["client", "principal", "agent", "protocol", "opened_at"] {
+        assert_eq!(ended[kept], before[kept], "{kept}: {ended}");
+    }
+    assert!(ended["ended_at"].is_string() && ended["reason"] == "nobody waits for it", "{ended}");
+    for absent in ["seen_at", "deadline", "continuity"] {
+        assert!(ended.get(absent).is_some_and(Value::is_null), "{absent}: {ended}");
+    }
+    let listed = said(&gateway, &["sessions", "list", "--state", "closed"]).await?;
+    assert!(listed.contains("ENDED") && listed.contains(" ago") && listed.contains("nobody waits for it"), "{listed}");
+    let told = gateway.admin_get(&format!("/api/v1/audit?session={session_ref}&action=opened")).await?.1;
+    assert_eq!(told["entries"][0]["detail"], Value::Null, "absent is null: {told}");
     Ok(())
 }
 
@@ -238,7 +295,7 @@ async fn u7_an_owed_delete_is_listed_with_its_session_paid_or_given_up_and_each_
     assert!(told.contains("server `h` did not take the delete: HTTP status 503; it stays owed"), "{told}");
     assert!(!told.contains("the gateway answered"), "{told}");
     let (_, now) = gateway.admin_get("/api/v1/owed").await?;
-    let now = now["owed"].as_array().context("a list")?.iter().find(|owed| owed["id"].to_string() == id).cloned();
+    let now = now["owed"].as_array().context("a list")?.iter().find(|owed| owed["session"] == refs[0]).cloned();
     assert!(now.is_some_and(|owed| owed["attempts"].as_u64() > Some(attempts)), "the try counts");
 
     let given_up = of(&refs[1])?["id"].to_string();
@@ -319,6 +376,11 @@ async fn s14_rotating_keys_ends_no_session_whether_the_gateway_runs_or_not() -> 
     assert_eq!(up.count("/initializes").await?, 2, "no session of the server was lost");
     let (_, listed) = gateway.admin_get("/api/v1/sessions").await?;
     assert!(!listed.to_string().contains("unreadable"), "{listed}");
+    let record = told(&gateway, &["audit", "--action", "keys-rotated"]).await?;
+    let entries = record["entries"].as_array().context("entries")?;
+    let said: Vec<_> = entries.iter().map(|entry| (&entry["actor"], &entry["detail"])).collect();
+    let (operator, stopped) = (json!("operator"), json!("while the gateway was stopped"));
+    assert_eq!(said, [(&operator, &stopped), (&operator, &Value::Null)], "both are on record: {record}");
     Ok(())
 }
 

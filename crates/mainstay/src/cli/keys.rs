@@ -1,16 +1,22 @@
 //! `mainstay keys`.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use anyhow::{Context as _, anyhow};
 use clap::Subcommand;
+use mainstay_core::audit::{Action, Actor, AuditEntry};
 use mainstay_store::keys::{KeyError, Keyring};
+use mainstay_store::{Place as StoredAt, Store, Write};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::api::Api;
+use super::api::{Api, block_on};
 use super::failure::Failure;
 use super::output::Output;
 use super::{Place, config};
-use crate::runtime::fill_with_entropy;
+use crate::engine::operate::unrecorded_rotation;
+use crate::runtime::{Clock, entropy, fill_with_entropy};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -44,7 +50,29 @@ fn rotate_files(place: &Place) -> Result<Rotated, Failure> {
     let _lock = mainstay_keeper::acquire_lock(&config.state_dir, "keys rotate")
         .with_context(|| format!("take the state directory `{shown}`"))?;
     let keyring = Keyring::rotate(&keys, &mut fill_with_entropy).map_err(unrotated)?;
-    Ok(Rotated { keys: keyring.key_count() })
+    let count = keyring.key_count();
+    // Killed before this, it leaves a key that nobody has signed with yet: no harm, and the next rotation is on record.
+    record(config.state_dir.join("ledger.db"), keyring).map_err(|failure| {
+        failure.about(&unrecorded_rotation(count)).hint("no session has ended; see why the ledger can't be written")
+    })?;
+    Ok(Rotated { keys: count })
+}
+
+/// Puts the rotation on record in the ledger of the stopped gateway, if there is one yet. The caller holds its lock.
+fn record(ledger: PathBuf, keyring: Keyring) -> Result<(), Failure> {
+    if !ledger.exists() {
+        return Ok(());
+    }
+    let (now, nonce) = (Clock::system().now(), u64::from_be_bytes(entropy().context("draw a number")?));
+    let store = Store::open(StoredAt::Sqlite(ledger), Arc::new(keyring)).context("open the ledger")?;
+    block_on(async {
+        // Whatever is left of the gateway that ran before is fenced from here on, as by a start.
+        store.begin_epoch(now, nonce).await.context("begin an epoch")?;
+        let entry =
+            AuditEntry::new(now, Actor::Operator, Action::KeysRotated).with_detail("while the gateway was stopped");
+        store.commit(vec![Write::Audit(entry)]).await.context("write the entry")?;
+        Ok(())
+    })
 }
 
 fn unrotated(error: KeyError) -> Failure {
