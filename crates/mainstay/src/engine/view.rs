@@ -11,8 +11,8 @@ use mainstay_upstream::Reach;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::engine::handover::HandoverView;
 use crate::engine::Engine;
+use crate::engine::handover::HandoverView;
 use crate::engine::live::Live;
 
 /// What a worker knows of the processes around it.
@@ -322,4 +322,3 @@ pub struct KeysView {
     /// How many keys are accepted.
     pub keys: usize,
 }
-
