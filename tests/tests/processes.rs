@@ -144,7 +144,10 @@ async fn ac06_5_a_hundred_sessions_leave_neither_zombies_nor_children() -> Resul
             anyhow::Ok(())
         };
         let (a, b, c, d) = tokio::join!(cycle(), cycle(), cycle(), cycle());
-        (a?, b?, c?, d?);
+        a?;
+        b?;
+        c?;
+        d?;
         seen_dead.extend(zombies(keeper));
     }
     assert_eq!(up.starts()?.len(), 102);
@@ -192,7 +195,6 @@ fn namespace() -> Option<&'static [&'static str]> {
 }
 
 #[tokio::test]
-#[expect(clippy::print_stderr, reason = "what could not be tried is to be known")]
 async fn ac06_as_the_first_process_of_a_namespace_it_reaps_and_obeys() -> Result<()> {
     let Some(way) = namespace() else {
         eprintln!("not run: this machine permits no namespace of pids");

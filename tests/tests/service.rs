@@ -209,7 +209,6 @@ fn has(program: &str) -> bool {
 }
 
 #[tokio::test]
-#[expect(clippy::print_stderr, reason = "what could not be tried is to be known")]
 async fn o6_systemds_own_activation_starts_the_gateway_at_the_first_connection() -> Result<()> {
     if !has("systemd-socket-activate") {
         eprintln!("not run: there is no `systemd-socket-activate` here");
@@ -230,7 +229,6 @@ async fn o6_systemds_own_activation_starts_the_gateway_at_the_first_connection()
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "what could not be tried is to be known")]
 fn o6_the_units_are_right() -> Result<()> {
     let folder = repository().join("packaging/systemd");
     let service = std::fs::read_to_string(folder.join("mainstay.service"))?;

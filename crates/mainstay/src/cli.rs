@@ -30,6 +30,7 @@ mod rehearse;
 mod serve;
 mod servers;
 mod sessions;
+mod state_dir;
 mod status;
 mod stop;
 mod times;
@@ -103,8 +104,8 @@ fn run(cli: Cli, out: &Output) -> Result<(), Failure> {
         Command::Keys(keys::Command::Rotate(place)) => keys::rotate(&place, out),
         Command::Reload(place) => handover::reload(&place, out),
         Command::Upgrade(place) => handover::upgrade(&place, out),
-        Command::Rehearse(args) => rehearse::run(&args, out),
-        Command::Stop(place) => stop::run(&place, out),
+        Command::Rehearse(args) => rehearse::run(args, out),
+        Command::Stop(args) => stop::run(&args, out),
         Command::Tokens(TokensCommand::New) => tokens::new(out),
         Command::Config(ConfigCommand::Check(args)) => config::check(&args, out),
         Command::Config(ConfigCommand::Show(args)) => config::show(&args, out),
@@ -173,8 +174,8 @@ enum Command {
     Reload(Place),
     /// Go on with the program that now stands where the running gateway's was; no call fails
     Upgrade(Place),
-    /// Stop a running gateway; its sessions are kept
-    Stop(Place),
+    /// Stop a running gateway; its sessions are kept, unless it is retired
+    Stop(stop::Args),
     /// Make tokens for clients
     #[command(subcommand)]
     Tokens(TokensCommand),

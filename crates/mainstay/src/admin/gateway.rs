@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::problem::{Code, Problem};
 use super::request::carried_out;
 use crate::engine::Engine;
+use crate::engine::retire::RetiredView;
 use crate::engine::view::{InstanceView, KeysView, KnobView, StatusView};
 
 /// Live connections to servers.
@@ -47,4 +48,8 @@ pub(super) async fn openapi() -> Json<Value> {
 
 pub(super) async fn rotate_keys(State(engine): State<Arc<Engine>>) -> Result<Json<KeysView>, Problem> {
     carried_out(async move { Ok(Json(engine.rotate_keys().await?)) }).await
+}
+
+pub(super) async fn retire(State(engine): State<Arc<Engine>>) -> Result<Json<RetiredView>, Problem> {
+    carried_out(async move { Ok(Json(engine.retire().await)) }).await
 }

@@ -17,6 +17,7 @@ use super::request::BODY_BYTES_MAX;
 use super::token::Token;
 use super::{audit, gateway, handover, metrics, owed, servers, sessions};
 use crate::engine::Engine;
+use crate::engine::retire::RetiredView;
 use crate::engine::view::sessions::SessionView;
 use crate::engine::view::{KeysView, StatusView};
 use crate::telemetry;
@@ -211,6 +212,12 @@ pub(super) const ROUTES: &[Route] = &[
         "Go on with the program that is installed now",
         Answer::Json(202, schema::<handover::Ordered>),
         || post(handover::upgrade),
+    ),
+    order(
+        "/api/v1/retire",
+        "Close every session, delete the servers' sessions, and end the gateway for good",
+        Answer::Json(200, schema::<RetiredView>),
+        || post(gateway::retire),
     ),
     order(
         "/api/v1/keys/rotate",

@@ -10,7 +10,8 @@ use rustix::net::sockopt::socket_acceptconn;
 
 use super::ServeArgs;
 use super::failure::Failure;
-use crate::config::{ListenAddress, environment};
+use super::gateway::Gateway;
+use crate::config::{Config, ListenAddress, environment};
 
 /// The sockets that were passed on.
 #[derive(Debug, Default)]
@@ -46,6 +47,12 @@ impl Passed {
         Ok(passed)
     }
 
+    /// What the sockets are for: `mcp`, `admin`.
+    pub(super) fn names(&self) -> Vec<String> {
+        let sockets = [(MCP, &self.mcp), (ADMIN, &self.admin)];
+        sockets.into_iter().filter(|(_, socket)| socket.is_some()).map(|(name, _)| name.to_owned()).collect()
+    }
+
     /// Lets the addresses of the sockets outweigh whatever else says where to listen, so that every rule about addresses
     /// is applied to where the gateway can really be reached.
     ///
@@ -58,6 +65,18 @@ impl Passed {
             }
         }
         Ok(())
+    }
+}
+
+/// Lets the addresses of the sockets that `gateway` was given, which are those of the settings in force, outweigh what
+/// else says where to listen: as [`Passed::outweigh`] did at its start.
+pub(super) fn still_outweigh(gateway: &Gateway, in_force: &Config, args: &mut ServeArgs) {
+    for (name, address, arg) in
+        [(MCP, in_force.listen, &mut args.source.listen), (ADMIN, in_force.admin.listen, &mut args.source.admin)]
+    {
+        if gateway.activated.iter().any(|activated| activated == name) {
+            *arg = Some(ListenAddress(address));
+        }
     }
 }
 
@@ -76,8 +95,8 @@ fn roles(names: Option<&str>, count: usize) -> anyhow::Result<Vec<Role>> {
     };
     let names: Vec<&str> = names.unwrap_or_default().split(':').collect();
     let role = |name: &str| match name {
-        "mcp" => Some(Role::Mcp),
-        "admin" => Some(Role::Admin),
+        MCP => Some(Role::Mcp),
+        ADMIN => Some(Role::Admin),
         _ => None,
     };
     if !names.iter().any(|name| role(name).is_some()) {
@@ -105,6 +124,8 @@ fn unusable(cause: anyhow::Error) -> Failure {
         .hint("a socket unit has one or two `ListenStream=` with TCP addresses: MCP first, admin second")
 }
 
+const MCP: &str = "mcp";
+const ADMIN: &str = "admin";
 const LISTEN_PID: &str = "LISTEN_PID";
 const LISTEN_FDS: &str = "LISTEN_FDS";
 const LISTEN_FDNAMES: &str = "LISTEN_FDNAMES";

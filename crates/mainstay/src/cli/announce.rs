@@ -105,7 +105,8 @@ mod tests {
             headers: std::collections::BTreeMap::new(),
         };
         config.servers.insert(ServerName::parse("tickets").unwrap(), Server::new(reach));
-        (config, Gateway { mcp: ([127, 0, 0, 1], 7717).into(), admin: ([127, 0, 0, 1], 7718).into(), keeper: 1 })
+        let (mcp, admin) = (([127, 0, 0, 1], 7717).into(), ([127, 0, 0, 1], 7718).into());
+        (config, Gateway { mcp, admin, keeper: 1, activated: Vec::new() })
     }
 
     #[test]

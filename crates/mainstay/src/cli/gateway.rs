@@ -25,6 +25,10 @@ pub(super) struct Gateway {
     pub admin: SocketAddr,
     /// The keeper's process id, for people; signals go to the lock's owner.
     pub keeper: u32,
+    /// Which of its ports, `mcp` and `admin`, a service manager holds for it: their addresses are no matter of its
+    /// configuration.
+    #[serde(default)]
+    pub activated: Vec<String>,
 }
 
 impl Gateway {
@@ -153,7 +157,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Gateway::read(dir.path()).unwrap(), None);
         for keeper in [1, 2] {
-            let gateway = Gateway { mcp: ([127, 0, 0, 1], 1).into(), admin: ([127, 0, 0, 1], 2).into(), keeper };
+            let gateway = Gateway {
+                mcp: ([127, 0, 0, 1], 1).into(),
+                admin: ([127, 0, 0, 1], 2).into(),
+                keeper,
+                activated: Vec::new(),
+            };
             gateway.write(dir.path()).unwrap();
             assert_eq!(Gateway::read(dir.path()).unwrap(), Some(gateway));
         }

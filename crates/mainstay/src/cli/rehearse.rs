@@ -10,8 +10,9 @@ use mainstay_store::keys::Keyring;
 use renewal_stub as renewal;
 
 use super::failure::Failure;
+use super::gateway::Gateway;
 use super::output::Output;
-use super::{ServeArgs, config, tokens};
+use super::{ServeArgs, activation, config, state_dir, tokens};
 use crate::config::{Config, Loaded, StoreKind};
 
 #[derive(Debug, Args)]
@@ -25,7 +26,7 @@ pub(super) struct RehearseArgs {
 
 /// Checks what a handover to this program and its configuration needs. The settings in force come on standard input,
 /// the new ones go to standard output.
-pub(super) fn run(args: &RehearseArgs, out: &Output) -> Result<(), Failure> {
+pub(super) fn run(mut args: RehearseArgs, out: &Output) -> Result<(), Failure> {
     if let Some(format) = args.renewal_format
         && format != renewal::FORMAT
     {
@@ -35,12 +36,16 @@ pub(super) fn run(args: &RehearseArgs, out: &Output) -> Result<(), Failure> {
         );
         return Err(Failure::from(cause).hint(STOP_AND_START));
     }
-    let Loaded { config, warnings } = config::of_serve(&args.serve)?;
-    config::warn(&warnings, out);
-    tokens::check(&config)?;
     let mut in_force = Vec::new();
     io::stdin().take(SETTINGS_BYTES_MAX).read_to_end(&mut in_force).context("read the settings in force")?;
     let in_force = Config::from_snapshot(&in_force).context("understand the settings in force")?;
+    if let Some(gateway) = Gateway::read(&in_force.state_dir)? {
+        activation::still_outweigh(&gateway, &in_force, &mut args.serve);
+    }
+    let Loaded { mut config, warnings } = config::of_serve(&args.serve)?;
+    config.state_dir = state_dir::resolved(&config.state_dir)?;
+    config::warn(&warnings, out);
+    tokens::check(&config)?;
     unmoved(&in_force, &config)?;
     ledger_fits(&config)?;
     io::stdout().write_all(&config.to_snapshot()).context("say what the settings are")?;

@@ -1,11 +1,11 @@
 //! `mainstay serve`: check everything, take the state directory and the ports, then be the keeper.
 
 use std::ffi::OsString;
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fs, io};
 
 use anyhow::{Context as _, anyhow};
 use mainstay_keeper::{Lock, LockError, Plan, Renewed};
@@ -17,7 +17,7 @@ use super::failure::Failure;
 use super::gateway::{self, Gateway, TokenFile};
 use super::notify::Notifier;
 use super::output::Output;
-use super::{Global, ServeArgs, config, start_log, tokens};
+use super::{Global, ServeArgs, config, start_log, state_dir, tokens};
 use crate::config::{Config, Loaded, StoreKind, environment};
 use crate::telemetry;
 
@@ -55,25 +55,24 @@ fn go_on(renewed: Renewed, global: &Global) -> Result<(), Failure> {
 fn start(mut args: ServeArgs, global: &Global, out: &Output) -> Result<(), Failure> {
     let passed = Passed::take()?;
     passed.outweigh(&mut args)?;
-    let Loaded { config, warnings } = config::of_serve(&args)?;
+    let Loaded { mut config, warnings } = config::of_serve(&args)?;
     start_log(global)?;
     config::warn(&warnings, out);
     tokens::check(&config)?;
     if config.store == StoreKind::Memory {
         out.note("warning: `store = \"memory\"`: sessions end with the worker, whatever ends it");
     }
-    refuse_foreign(&config.state_dir)?;
-    mainstay_keeper::ensure_private_dir(&config.state_dir)
-        .with_context(|| format!("prepare the state directory `{}`", config.state_dir.display()))
-        .map_err(|error| Failure::from(error).hint("choose another with `--state-dir DIR`"))?;
+    config.state_dir = state_dir::prepare(&config.state_dir)?;
     let lock = lock(&config)?;
     // A gateway that was killed may have left a worker behind, which still holds the ports.
     mainstay_keeper::sweep(&config.state_dir).context("end what an earlier gateway left behind")?;
+    let activated = passed.names();
     let mcp = passed.mcp.map_or_else(|| bind("listen", "--listen", config.listen), lengthen)?;
     let admin = passed.admin.map_or_else(|| bind("admin.listen", "--admin", config.admin.listen), lengthen)?;
     prepare_token(&config)?;
     raise_open_files();
-    let gateway = Gateway { mcp: mcp.local_addr()?, admin: admin.local_addr()?, keeper: std::process::id() };
+    let keeper = std::process::id();
+    let gateway = Gateway { mcp: mcp.local_addr()?, admin: admin.local_addr()?, keeper, activated };
     gateway.write(&config.state_dir)?;
     announce_unless_closed(&config, &gateway, out);
     let listeners = vec![("mcp".to_owned(), mcp), ("admin".to_owned(), admin)];
@@ -143,27 +142,6 @@ fn rehearse_args(serve_args: &[OsString]) -> Vec<OsString> {
         None => serve_args.iter().chain(&[]),
     };
     [OsString::from("rehearse")].iter().chain(others).cloned().collect()
-}
-
-/// Refuses a directory with somebody else's files in it: making it private would shut their owner's other users out.
-fn refuse_foreign(state_dir: &Path) -> Result<(), Failure> {
-    let names = match fs::read_dir(state_dir) {
-        Ok(entries) => entries.take(ENTRIES_LOOKED_AT_MAX).filter_map(|entry| Some(entry.ok()?.file_name())),
-        // Not there, or not to be read: preparing it says so.
-        Err(_) => return Ok(()),
-    };
-    let mut empty = true;
-    for name in names {
-        if OWN_FILES.iter().any(|own| name == *own) {
-            return Ok(());
-        }
-        empty = false;
-    }
-    if empty {
-        return Ok(());
-    }
-    let cause = anyhow!("`{}` is not empty and no state directory of Mainstay", state_dir.display());
-    Err(Failure::usage(cause).hint("name an empty or a new one with `--state-dir DIR`; nothing was changed"))
 }
 
 fn lock(config: &Config) -> Result<Lock, Failure> {
@@ -258,10 +236,6 @@ fn worker_args(global: &Global) -> Vec<OsString> {
     ["worker", "--log-format", format, "--log", filter].into_iter().map(OsString::from).collect()
 }
 
-/// Any of these makes a directory one of Mainstay's.
-const OWN_FILES: &[&str] = &["lock", "gateway.json", "ledger.db", "admin.token", "keys"];
-/// More than any state directory holds.
-const ENTRIES_LOOKED_AT_MAX: usize = 10_000;
 /// How often a port that is in use is tried again, and after which pause: a second in all.
 const BIND_RETRIES_MAX: u32 = 10;
 const BIND_PAUSE: Duration = Duration::from_millis(100);
@@ -288,15 +262,5 @@ mod tests {
         ] {
             assert_eq!(rehearse_args(&words(serve)), words(rehearse));
         }
-    }
-
-    #[test]
-    fn a_directory_of_somebody_else_is_never_taken() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(refuse_foreign(dir.path()).is_ok() && refuse_foreign(&dir.path().join("new")).is_ok());
-        fs::write(dir.path().join("mine.txt"), "").unwrap();
-        assert!(refuse_foreign(dir.path()).is_err());
-        fs::write(dir.path().join("ledger.db"), "").unwrap();
-        assert!(refuse_foreign(dir.path()).is_ok());
     }
 }

@@ -1,37 +1,67 @@
 //! `mainstay stop`.
 
+use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use mainstay_keeper::{Signal, SignalError};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
+use super::api::Api;
 use super::failure::Failure;
 use super::output::Output;
 use super::{Place, config, gateway};
 use crate::runtime::Clock;
 
-/// Stops the gateway that owns the state directory's lock, and waits until it is gone. Sessions are kept.
-pub(super) fn run(place: &Place, out: &Output) -> Result<(), Failure> {
-    let state_dir = config::of_place(place)?.state_dir;
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    place: Place,
+    /// It goes for good: close every session, and delete the servers' sessions
+    #[arg(long)]
+    retire: bool,
+}
+
+/// Stops the gateway that owns the state directory's lock, and waits until it is gone. Sessions are kept, unless it is
+/// retired.
+pub(super) fn run(args: &Args, out: &Output) -> Result<(), Failure> {
+    let state_dir = config::of_place(&args.place)?.state_dir;
     let owner = mainstay_keeper::read_owner(&state_dir)
         .filter(|owner| owner.is_alive())
         .ok_or_else(|| gateway::absent(&state_dir))?;
     let pid = owner.identity.pid();
     // A memory store has no ledger.
-    let sessions_kept = state_dir.join(LEDGER_FILE).exists();
-    match mainstay_keeper::signal(owner.identity, Signal::TERM) {
-        Ok(()) => {}
-        Err(SignalError::NotRunning { .. }) => return Err(gateway::absent(&state_dir)),
-        Err(error) => return Err(Failure::from(anyhow!(error)).hint("stop it as the user who started it")),
-    }
+    let sessions_kept = !args.retire && state_dir.join(LEDGER_FILE).exists();
+    let retired = if args.retire {
+        Some(retire(&args.place, out)?)
+    } else {
+        match mainstay_keeper::signal(owner.identity, Signal::TERM) {
+            Ok(()) => {}
+            Err(SignalError::NotRunning { .. }) => return Err(gateway::absent(&state_dir)),
+            Err(error) => return Err(Failure::from(anyhow!(error)).hint("stop it as the user who started it")),
+        }
+        None
+    };
     wait(&|| owner.is_alive(), pid, out).map_err(|failure| still_there(failure, &state_dir))?;
     if out.is_json() {
-        return out.document(&Stopped { stopped: pid, sessions_kept });
+        return out.document(&Stopped { stopped: pid, sessions_kept, retired });
     }
-    let sessions = if sessions_kept { "kept" } else { "gone: its store was memory" };
-    out.line(&format!("the gateway (pid {pid}) has stopped; its sessions are {sessions}"))
+    let sessions = match retired {
+        Some(retired) => retired.to_string(),
+        None if sessions_kept => "its sessions are kept".to_owned(),
+        None => "its sessions are gone: its store was memory".to_owned(),
+    };
+    out.line(&format!("the gateway (pid {pid}) has stopped; {sessions}"))
+}
+
+/// Has the gateway retire. It stops by itself then, whatever becomes of this command.
+fn retire(place: &Place, out: &Output) -> Result<Retired, Failure> {
+    let api = Api::find(place)?;
+    out.note("closing every session; calls in flight may end");
+    let retired = api.post("/retire", &json!({}));
+    retired.map_err(|failure| failure.hint("an order that was given goes on: see the log, or try again"))
 }
 
 /// Waits while `alive`, telling of it from the second second on.
@@ -60,6 +90,28 @@ fn still_there(failure: Failure, state_dir: &Path) -> Failure {
 struct Stopped {
     stopped: u32,
     sessions_kept: bool,
+    /// What became of the sessions of a gateway that went for good.
+    retired: Option<Retired>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Retired {
+    sessions_closed: u64,
+    sessions_left: u64,
+    deletes_owed: u64,
+}
+
+impl fmt::Display for Retired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} sessions are closed", self.sessions_closed)?;
+        if self.sessions_left > 0 {
+            write!(f, ", {} could not be and are kept", self.sessions_left)?;
+        }
+        if self.deletes_owed > 0 {
+            write!(f, ", {} servers' sessions could not be deleted and are left to expire there", self.deletes_owed)?;
+        }
+        Ok(())
+    }
 }
 
 const LEDGER_FILE: &str = "ledger.db";
