@@ -209,28 +209,47 @@ async fn upstream_ids(up: &UpH) -> Result<BTreeSet<String>> {
     Ok(ids.collect())
 }
 
+/// Every path that a template of the document stands for, by what this test knows. A parameter that it does not know is a
+/// fault of this test: what is behind it would never be searched.
+fn paths(template: &str, refs: &[&str]) -> Result<Vec<String>> {
+    let known: [(&str, &[&str]); 2] = [("{ref}", refs), ("{name}", &["h", "s"])];
+    let mut paths = vec![template.to_owned()];
+    for (parameter, values) in known.iter().filter(|(parameter, _)| template.contains(parameter)) {
+        paths = values.iter().flat_map(|value| paths.iter().map(|path| path.replace(parameter, value))).collect();
+    }
+    ensure!(!paths.is_empty(), "there is nothing to ask `{template}` for");
+    ensure!(!paths.iter().any(|path| path.contains('{')), "`{template}` has a parameter that this test must learn");
+    Ok(paths)
+}
+
 /// Everything that the admin port and the commands say.
 async fn admin(gateway: &Gateway) -> Result<Vec<Place>> {
     let http = reqwest::Client::builder().no_proxy().build()?;
     let token = gateway.admin_token()?;
     let read = async |path: &str, token: &str| {
         let answer = http.get(gateway.admin_url(path)?).bearer_auth(token).send().await?;
-        anyhow::Ok(format!("{:?}\n{}", answer.headers().clone(), answer.text().await?))
+        anyhow::Ok(format!("{}\n{:?}\n{}", answer.status(), answer.headers().clone(), answer.text().await?))
     };
     let (_, document) = gateway.admin_get("/api/v1/openapi.json").await?;
     let (_, listed) = gateway.admin_get("/api/v1/sessions").await?;
-    let refs: Vec<_> = listed["sessions"].as_array().context("a list")?.iter().map(|view| &view["ref"]).collect();
+    let refs = listed["sessions"].as_array().context("a list")?.iter().filter_map(|view| view["ref"].as_str());
+    let refs: Vec<_> = refs.collect();
     let mut places = Vec::new();
-    for (path, operations) in document["paths"].as_object().context("paths")? {
+    for (template, operations) in document["paths"].as_object().context("paths")? {
         if operations.get("get").is_none() {
             continue;
         }
-        for session_ref in refs.iter().filter_map(|session_ref| session_ref.as_str()) {
-            let path = path.replace("{ref}", session_ref);
-            places.push(Place::new(&path, read(&path, &token).await?, "cache-control"));
+        let mut answered = false;
+        for path in paths(template, &refs)? {
+            // Not each of them has something to say of each: a server that is no child has no logs.
+            let answer = read(&path, &token).await?;
+            answered |= answer.starts_with("200 OK");
+            places.push(Place::new(&path, answer, "cache-control"));
             places.push(Place::new(format!("{path} refused"), read(&path, WRONG_TOKEN).await?, "unauthorized"));
         }
+        ensure!(answered, "nothing that `{template}` stands for was answered");
     }
+    ensure!(["/metrics", "/api/v1/audit", "/api/v1/owed"].iter().all(|path| places.iter().any(|at| at.name == *path)));
     let malformed = format!("/api/v1/sessions?after={ARGUMENT}&state={ARGUMENT}");
     places.push(Place::new("a malformed question", read(&malformed, &token).await?, "request_invalid"));
     let commands: [(&[&str], &str); 8] = [
@@ -375,6 +394,15 @@ fn files_of_the_dead(gateway: &Gateway) -> Result<Vec<Place>> {
     ensure!(!found.is_empty(), "there is a ledger");
     ensure!(found.iter().any(|place| holds(&place.bytes, b"control-agent")), "what is stored is found");
     Ok(found)
+}
+
+#[test]
+fn i6_a_route_whose_parameter_is_not_known_is_a_fault() -> Result<()> {
+    assert_eq!(paths("/api/v1/status", &[])?, ["/api/v1/status"]);
+    assert_eq!(paths("/api/v1/sessions/{ref}", &["a", "b"])?, ["/api/v1/sessions/a", "/api/v1/sessions/b"]);
+    assert!(paths("/api/v1/sessions/{ref}", &[]).is_err());
+    assert!(paths("/api/v1/sessions/{ref}/{other}", &["a"]).is_err());
+    Ok(())
 }
 
 /// Each search finds what somebody plants in the very place.
