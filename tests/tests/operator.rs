@@ -410,7 +410,7 @@ async fn o3_metrics_count_what_happened_and_hold_no_id() -> Result<()> {
         Some(1.0),
         "{metrics}"
     );
-    assert_eq!(value("mainstay_sessions{state=\"stored\"}"), Some(1.0), "{metrics}");
+    assert_eq!(value("mainstay_sessions{state=\"ready\"}"), Some(1.0), "{metrics}");
     assert_eq!(value("mainstay_calls_in_flight"), Some(0.0), "{metrics}");
     assert!(value("mainstay_ledger_commits_total{class=\"authority\"}") >= Some(1.0), "{metrics}");
     assert!(metrics.ends_with("# EOF\n") && metrics.contains("mainstay_build_info{version="));

@@ -64,6 +64,10 @@ pub(crate) const fn state_number(state: State) -> u8 {
     }
 }
 
+/// The states that a row can have: a session that is being opened has none yet.
+pub(crate) const STORED_STATES: [State; 5] =
+    [State::Ready, State::Draining, State::Deleted, State::Expired, State::Closed];
+
 fn state_of(number: u8) -> Option<State> {
     let all = [State::Initializing, State::Ready, State::Draining, State::Deleted, State::Expired, State::Closed];
     all.into_iter().find(|state| state_number(*state) == number)

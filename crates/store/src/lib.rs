@@ -32,6 +32,7 @@ use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{Epoch, ServerName, SessionKey, SessionRef};
 use mainstay_core::principal::Principal;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
+use mainstay_core::session::State;
 use mainstay_core::time::Timestamp;
 
 pub use self::counters::Counters;
@@ -322,6 +323,19 @@ impl Store {
         match self {
             Self::Sqlite(store) => store.count_by_principal().await,
             Self::Memory(store) => Ok(store.count_by_principal()),
+        }
+    }
+
+    /// How many sessions the ledger holds in each state, ended ones as long as their tombstones are kept. Rows that can't be
+    /// read count by what their columns say. It goes through indices alone, and looks at each of their entries.
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub async fn count_by_state(&self) -> Result<Vec<(State, u64)>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.count_by_state().await,
+            Self::Memory(store) => Ok(store.count_by_state()),
         }
     }
 

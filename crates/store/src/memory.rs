@@ -16,6 +16,7 @@ use mainstay_core::time::Timestamp;
 use tracing::warn;
 
 use self::tables::Tables;
+use crate::codec::STORED_STATES;
 use crate::counters::{Counters, Meters, count};
 use crate::error::{CommitError, RotateError, StoreError};
 use crate::rows::{fence, next_epoch};
@@ -132,6 +133,14 @@ impl MemoryStore {
             *counts.entry(record.principal.clone()).or_insert(0) += 1;
         }
         counts.into_iter().collect()
+    }
+
+    pub(crate) fn count_by_state(&self) -> Vec<(State, u64)> {
+        let tables = self.read();
+        let live = tables.sessions.values().map(|record| record.state);
+        let states: Vec<_> = live.chain(tables.stones.values().map(|stone| stone.state)).collect();
+        let count = |wanted| states.iter().filter(|state| **state == wanted).count() as u64;
+        STORED_STATES.map(|state| (state, count(state))).into()
     }
 
     pub(crate) fn audit(&self, page: &AuditPage) -> Vec<(u64, AuditEntry)> {

@@ -3,7 +3,8 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Step `n` leads from schema version `n` to `n + 1`.
-pub(crate) const STEPS: &[&str] = &[include_str!("schema/0001.sql"), include_str!("schema/0002.sql")];
+pub(crate) const STEPS: &[&str] =
+    &[include_str!("schema/0001.sql"), include_str!("schema/0002.sql"), include_str!("schema/0003.sql")];
 
 /// Marks a SQLite file as a ledger: "MSTN".
 pub(crate) const APPLICATION_ID: i32 = 0x4d53_544e;
@@ -70,9 +71,10 @@ fn version(connection: &Connection) -> Result<u32, Refused> {
 mod tests {
     use super::*;
 
-    const LATER: [&str; 4] = [
+    const LATER: [&str; 5] = [
         STEPS[0],
         STEPS[1],
+        STEPS[2],
         "ALTER TABLE cards ADD COLUMN note TEXT; CREATE TABLE extra (id INTEGER PRIMARY KEY)",
         "INSERT INTO extra (id) VALUES (7)",
     ];
@@ -116,7 +118,7 @@ mod tests {
         let mut connection = Connection::open_in_memory().unwrap();
         migrate(&mut connection, &LATER).unwrap();
         let refused = migrate(&mut connection, STEPS);
-        assert!(matches!(refused, Err(Refused::Newer { found: 4, known: 2 })), "{refused:?}");
+        assert!(matches!(refused, Err(Refused::Newer { found: 5, known: 3 })), "{refused:?}");
         assert_eq!(extra(&connection), 1);
     }
 
@@ -125,7 +127,8 @@ mod tests {
         let mut connection = Connection::open_in_memory().unwrap();
         migrate(&mut connection, STEPS).unwrap();
         let before = schema(&connection);
-        let refused = migrate(&mut connection, &[STEPS[0], STEPS[1], LATER[2], "INSERT INTO nowhere VALUES (1)"]);
+        let refused =
+            migrate(&mut connection, &[STEPS[0], STEPS[1], STEPS[2], LATER[3], "INSERT INTO nowhere VALUES (1)"]);
         assert!(matches!(refused, Err(Refused::Sqlite(_))), "{refused:?}");
         assert_eq!(schema(&connection), before);
         migrate(&mut connection, &LATER).unwrap();

@@ -18,6 +18,7 @@ use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{Epoch, ServerName, SessionKey, SessionRef};
 use mainstay_core::principal::Principal;
 use mainstay_core::resume::{OwedDelete, ResumeRecord, ServerCard};
+use mainstay_core::session::State;
 use mainstay_core::time::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
@@ -147,6 +148,10 @@ impl SqliteStore {
         self.read(Reader::count_by_principal).await
     }
 
+    pub(crate) async fn count_by_state(&self) -> Result<Vec<(State, u64)>, StoreError> {
+        self.read(Reader::count_by_state).await
+    }
+
     pub(crate) async fn audit(&self, page: &AuditPage) -> Result<Vec<(u64, AuditEntry)>, StoreError> {
         let page = *page;
         self.read(move |reader| reader.audit(&page)).await
@@ -248,5 +253,7 @@ const READS_QUEUED_MAX: usize = 8192;
 #[cfg(test)]
 pub(crate) mod statements {
     pub(crate) use super::apply::PURGE_AUDIT;
-    pub(crate) use super::reader::{AUDIT, BY_DEADLINE, BY_PRINCIPAL, DRAINING, OWED, OWED_OF, candidates_sql};
+    pub(crate) use super::reader::{
+        AUDIT, BY_DEADLINE, BY_PRINCIPAL, BY_STATE, DRAINING, OWED, OWED_OF, candidates_sql,
+    };
 }

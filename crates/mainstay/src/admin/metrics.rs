@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, header};
 use mainstay_core::id::ServerName;
+use mainstay_core::session;
 use mainstay_upstream::Supervised;
 
 use super::problem::{Code, Problem};
@@ -26,7 +27,8 @@ pub(super) async fn read(State(engine): State<Arc<Engine>>) -> Result<Response, 
 
 async fn scrape(engine: &Engine) -> Scrape {
     let status = engine.status().await;
-    let (ledger, sessions) = (status.ledger, status.sessions);
+    let ledger = status.ledger;
+    let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let activity = engine.live.iter().map(|live| live.activity());
     let (calls, streams) = activity.fold((0, 0), |(calls, streams), activity| {
         (calls + u64::from(activity.calls), streams + u64::from(activity.streams))
@@ -36,10 +38,16 @@ async fn scrape(engine: &Engine) -> Scrape {
         tracing::warn!(error = %error, "owed deletes can't be counted");
         Vec::new()
     });
+    // One that is being opened has no row yet.
+    let mut sessions = vec![(session::State::Initializing.as_str(), count(engine.openings.count()))];
+    match engine.store.count_by_state().await {
+        Ok(counted) => sessions.extend(counted.into_iter().map(|(state, count)| (state.as_str(), count))),
+        Err(error) => tracing::warn!(error = %error, "sessions can't be counted"),
+    }
     let tried = owed.iter().filter(|owed| owed.next_at.is_some()).count();
-    let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     Scrape {
-        sessions: vec![("live", count(sessions.live)), ("stored", sessions.stored)],
+        sessions,
+        sessions_in_memory: count(engine.live.len()),
         owed: vec![("due", count(tried)), ("left", count(owed.len() - tried))],
         commits: vec![
             ("authority", ledger.commits_authority),

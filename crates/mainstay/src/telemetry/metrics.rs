@@ -62,8 +62,10 @@ impl MetricConstructor<Distribution> for Bounds {
 /// The state of the gateway at the time of a scrape.
 #[derive(Clone, Debug, Default)]
 pub struct Scrape {
-    /// Sessions by `state`: `live` in memory, `stored` in the ledger.
+    /// Sessions by `state`, ended ones as long as their tombstones are kept. None if they can't be counted now.
     pub sessions: Vec<(&'static str, u64)>,
+    /// Sessions in memory.
+    pub sessions_in_memory: u64,
     /// Owed deletes by `state`: those that are still tried, and those left to expire. None if they can't be read now.
     pub owed: Vec<(&'static str, u64)>,
     /// Commits of the ledger by `class` since the worker started.
@@ -214,7 +216,8 @@ impl Scrape {
             }
             family
         };
-        registry.register("mainstay_sessions", "Sessions", gauges("state", &self.sessions));
+        let text = "Sessions by state, ended ones as long as they are kept";
+        registry.register("mainstay_sessions", text, gauges("state", &self.sessions));
         let text = "Deletes of sessions of servers that are still owed";
         registry.register("mainstay_owed_deletes", text, gauges("state", &self.owed));
         let commits = Family::<[Label; 1], Counter>::default();
@@ -237,6 +240,7 @@ impl Scrape {
             registry.register(name, text, counter);
         }
         for (name, text, value) in [
+            ("mainstay_sessions_in_memory", "Sessions in memory", self.sessions_in_memory),
             ("mainstay_ledger_queue_depth", "Jobs that wait for the ledger's writer", self.queue_depth),
             ("mainstay_streams_open", "Connections that read a session's stream", self.streams_open),
             ("mainstay_calls_in_flight", "Calls in flight", self.calls_in_flight),
@@ -338,7 +342,8 @@ mod tests {
         metrics.restored("resumed");
         metrics.refused(Limit::Openings);
         metrics.remade(&name("files"));
-        let scrape = Scrape { sessions: vec![("live", 2), ("stored", 5)], queue_depth: 1, ..Scrape::default() };
+        let scrape =
+            Scrape { sessions: vec![("ready", 5)], sessions_in_memory: 2, queue_depth: 1, ..Scrape::default() };
         let text = metrics.clone().render(&scrape).unwrap();
         for line in [
             "mcp_server_operation_duration_seconds_bucket{le=\"0.005\",mcp_method_name=\"tools/call\",server=\"files\",outcome=\"ok\"} 1",
@@ -350,7 +355,8 @@ mod tests {
             "mainstay_refused_total{limit=\"session.streams_max\"} 0",
             "mainstay_upstream_remade_total{server=\"files\"} 1",
             "mainstay_upstream_resumed_total{server=\"files\"} 0",
-            "mainstay_sessions{state=\"stored\"} 5",
+            "mainstay_sessions{state=\"ready\"} 5",
+            "mainstay_sessions_in_memory 2",
             "mainstay_ledger_queue_depth 1",
             "mainstay_build_info{version=\"0.1.0\"} 1",
         ] {

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::database::{Bounds, Database};
+use crate::codec::STORED_STATES;
 use crate::codec::{action_number, state_number};
 use crate::counters::count;
 use crate::keys::{Keyring, Sealed, Signature};
@@ -155,6 +156,18 @@ impl Reader {
             }
             Ok(principal.zip(u64::try_from(rows).ok()))
         })
+    }
+
+    pub(super) fn count_by_state(&mut self) -> rusqlite::Result<Vec<(State, u64)>> {
+        let columns = |row: &Row<'_>| -> rusqlite::Result<(i64, i64)> { Ok((row.get(0)?, row.get(1)?)) };
+        let bounds = Bounds { limit: NUMBERS_MAX, scanned: NUMBERS_MAX };
+        let counted = self.database.some(BY_STATE, [], bounds, |row| columns(row).map(Some))?;
+        let count = |state| {
+            let number = i64::from(state_number(state));
+            let rows = counted.iter().filter(|(found, _)| *found == number).map(|(_, rows)| rows).sum::<i64>();
+            (state, u64::try_from(rows).unwrap_or(0))
+        };
+        Ok(STORED_STATES.map(count).into())
     }
 
     pub(super) fn audit(&mut self, page: &AuditPage) -> rusqlite::Result<Vec<(u64, AuditEntry)>> {
@@ -382,6 +395,13 @@ const PRINCIPALS_OF: &str = "SELECT key, principal FROM sessions WHERE key > ?1 
     UNION ALL SELECT key, principal FROM tombstones WHERE key > ?1 AND length(key) = 32 ORDER BY key LIMIT ?2";
 const AGENTS_OF: &str = "SELECT key, agent FROM sessions WHERE key > ?1 AND length(key) = 32
     UNION ALL SELECT key, agent FROM tombstones WHERE key > ?1 AND length(key) = 32 ORDER BY key LIMIT ?2";
+/// Sessions of the ledger are ready unless they are being drained; few are, and those have an index of their own.
+pub(crate) const BY_STATE: &str = "SELECT 2, count(*) FROM sessions WHERE state = 2
+    UNION ALL SELECT 1, count(*) FROM sessions
+    UNION ALL SELECT 1, -count(*) FROM sessions WHERE state = 2
+    UNION ALL SELECT state, count(*) FROM tombstones GROUP BY state";
+/// More numbers than that no column of states holds.
+const NUMBERS_MAX: usize = 1000;
 const COUNT: &str = "SELECT count(*) FROM sessions";
 pub(crate) const OWED: &str =
     "SELECT id, server, session, key_id, sealed FROM owed WHERE next_at <= ?1 ORDER BY next_at, id";

@@ -24,6 +24,7 @@ async fn s10_deadlines_drains_and_counts_are_read_from_an_index() {
     for (sql, index) in [
         (statements::BY_DEADLINE.to_owned(), "SEARCH sessions USING INDEX sessions_by_deadline (deadline<?)"),
         (statements::BY_PRINCIPAL.to_owned(), "SCAN sessions USING COVERING INDEX sessions_by_principal"),
+        (statements::BY_STATE.to_owned(), "SCAN tombstones USING COVERING INDEX tombstones_by_state"),
         (statements::DRAINING.to_owned(), "sessions USING COVERING INDEX sessions_draining"),
         (statements::candidates_sql(&draining), "SEARCH sessions USING COVERING INDEX sessions_draining (key>?)"),
         (

@@ -102,6 +102,22 @@ async fn o1_a_filter_gives_exactly_what_it_names_whatever_the_page() {
 }
 
 #[tokio::test]
+async fn o3_sessions_are_counted_by_state() {
+    on_each(async |store| {
+        assert!(store.count_by_state().await.unwrap().into_iter().all(|(_, count)| count == 0));
+        populate(&store).await;
+        let counted = store.count_by_state().await.unwrap();
+        let states = [State::Ready, State::Draining, State::Deleted, State::Expired, State::Closed];
+        assert_eq!(counted.iter().map(|(state, _)| *state).collect::<Vec<_>>(), states);
+        for (state, count) in counted {
+            let filter = Filter { state: Some(state), ..Filter::default() };
+            assert_eq!(count, listed(&store, &filter, 1000).await.len() as u64, "{state:?}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn s14_what_can_not_be_read_is_found_by_that() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(Place::Sqlite(home.path().join("ledger.db")), ring()).unwrap();
