@@ -89,6 +89,33 @@ async fn o6_the_service_manager_hears_of_readiness_life_and_end() -> Result<()> 
 }
 
 #[tokio::test]
+async fn o6_t2_a_handover_is_told_as_a_reload_and_the_sockets_stay() -> Result<()> {
+    let unique = format!("mainstay-handover-{}", std::process::id());
+    let manager = Manager::at(&UnixAddress::from_abstract_name(&unique)?)?;
+    let up = UpS::new(&[])?;
+    let mut gateway = Wrapped::new(&up.toml("s")?)?;
+    let [mcp, admin] = sockets()?;
+    let notify = format!("@{unique}");
+    pass_on(&mut gateway, mcp.try_clone()?.into(), admin.try_clone()?.into(), &[("NOTIFY_SOCKET", &notify)])?;
+    let url = gateway.ready("s").await?;
+    let client = RawClient::open(&url, VERSION).await?;
+    let before = client.call_through("whoami", json!({})).await?.json()?;
+    manager.hear("READY=1").await?;
+    let keeper = Proc::of(gateway.pid()?).context("it runs")?;
+    for _ in 0..2 {
+        assert!(keeper.signal(Signal::HUP));
+        let begun = manager.hear("RELOADING=1").await.with_context(|| gateway.log())?;
+        assert!(begun.contains("MONOTONIC_USEC="), "{begun}");
+        manager.hear("READY=1").await.with_context(|| gateway.log())?;
+        assert!(keeper.is_alive(), "it is the same process");
+        let after = client.call_through("whoami", json!({})).await?.json()?;
+        assert_eq!(after["pid"], before["pid"], "{}", gateway.log());
+    }
+    assert!(!gateway.log().contains("a handover is refused"), "{}", gateway.log());
+    Ok(())
+}
+
+#[tokio::test]
 async fn o6_a_manager_that_is_not_there_hinders_nothing() -> Result<()> {
     for name in ["/nowhere/notify", "@mainstay-nobody-listens", "vsock:2:1234", "relative"] {
         let up = UpS::new(&[])?;
