@@ -261,6 +261,7 @@ mod tests {
         [servers.tickets]
         url = "https://example.com/mcp"
         headers = { Authorization = "Bearer ${TICKETS_TOKEN}" }
+        transport = "sse"
         patience = "5s"
         listen_stream = "never"
         offer = "legacy"
@@ -276,9 +277,19 @@ mod tests {
         assert_eq!((config.session.idle_expiry, config.session.answer_json_within), (None, Duration::ZERO));
         let tickets = &config.servers[&ServerName::parse("tickets").unwrap()];
         assert_eq!(tickets.patience, Duration::from_secs(5));
-        let Reach::Http { headers, .. } = &tickets.reach else { unreachable!() };
+        let Reach::Http { headers, transport, .. } = &tickets.reach else { unreachable!() };
         assert_eq!(headers["authorization"].reveal(), "Bearer ${TICKETS_TOKEN}");
+        assert_eq!(*transport, mainstay_upstream::Transport::Sse);
         assert_eq!(config.upstream_servers().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn only_what_has_a_url_has_a_transport() {
+        let (line, column, message, hint) = fault("[servers.a]\ncommand = \"x\"\ntransport = \"sse\"\n");
+        assert_eq!((line, column), (3, 13), "{message}");
+        assert!(message.contains("no `transport`") && hint.contains("`url`"), "{message} {hint}");
+        let auto = from_text("m.toml", "[servers.a]\nurl = \"http://h/\"\n").unwrap().config;
+        assert!(auto.to_toml().contains("transport = \"auto\""));
     }
 
     #[test]
