@@ -37,6 +37,7 @@ use mainstay_core::principal::Principal;
 use mainstay_core::session::{Contract, Refusal, State, Terms};
 use mainstay_core::time::Timestamp;
 use mainstay_keeper::client::{Custody, Held};
+use mainstay_store::journal::Journal;
 use mainstay_store::keys::Keyring;
 use mainstay_store::{Store, Write};
 use mainstay_upstream::{Failure, Notice, Server, Upstreams};
@@ -45,6 +46,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::engine::census::Census;
 use crate::engine::live::{Latch, Live};
+use crate::engine::stream::Journaled;
 use crate::engine::tally::Tally;
 use crate::runtime::Clock;
 use crate::telemetry::metrics::Metrics;
@@ -95,6 +97,7 @@ pub struct Served {
 /// The engine of one worker.
 pub struct Engine {
     pub(crate) store: Store,
+    pub(crate) journal: Journal,
     pub(crate) keyring: Arc<Keyring>,
     pub(crate) custody: Custody,
     pub(crate) upstreams: Arc<Upstreams>,
@@ -136,6 +139,8 @@ pub struct Engine {
 pub struct Parts {
     /// The ledger, its epoch begun.
     pub store: Store,
+    /// What of streams outlives a worker.
+    pub journal: Journal,
     /// Its keys.
     pub keyring: Arc<Keyring>,
     /// The way to the keeper.
@@ -218,6 +223,7 @@ impl Engine {
         let servers = parts.servers.into_iter().map(|served| (served.server.name.clone(), served)).collect();
         let engine = Self {
             store: parts.store,
+            journal: parts.journal,
             keyring: parts.keyring,
             custody: parts.custody,
             upstreams: parts.upstreams,
@@ -339,6 +345,11 @@ impl Engine {
     /// The id of listening streams in this epoch.
     pub(crate) fn listen_stream(&self) -> StreamId {
         StreamId { epoch: self.epoch.counter, number: StreamId::LISTEN }
+    }
+
+    /// Where the events of `key`'s streams are made durable.
+    pub(crate) fn journaled(&self, key: SessionKey) -> Journaled {
+        Journaled { journal: self.journal.clone(), session: key, claim: self.epoch, clock: self.clock }
     }
 
     /// The lane in which `key` is restored: one restore at a time for each session, many for all.

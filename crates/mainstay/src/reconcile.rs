@@ -5,8 +5,10 @@ pub mod adopt;
 pub mod expire;
 pub mod note_use;
 pub mod owed;
+pub mod questions;
 pub mod removed;
 pub mod suspend;
+pub mod trim;
 
 use std::sync::Arc;
 
@@ -24,5 +26,7 @@ pub fn start(engine: &Arc<Engine>) -> Vec<JoinHandle<()>> {
         spawn(removed::run(Arc::clone(engine))),
         spawn(suspend::run(Arc::clone(engine))),
         spawn(note_use::run(Arc::clone(engine))),
+        spawn(questions::run(Arc::clone(engine))),
+        spawn(trim::run(Arc::clone(engine))),
     ]
 }

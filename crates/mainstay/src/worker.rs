@@ -13,6 +13,7 @@ use mainstay_core::code::TerminalStatus;
 use mainstay_core::id::{Epoch, SessionKey};
 use mainstay_core::session::{Contract, Terms};
 use mainstay_keeper::client::{Attached, Custody, Held, Order, Welcome};
+use mainstay_store::journal::Journal;
 use mainstay_store::keys::Keyring;
 use mainstay_store::{Place, Store, StoreError};
 use mainstay_upstream::{Environment, Notice, Upstreams, dismiss, parse_label};
@@ -125,16 +126,18 @@ async fn build(
     children: Vec<Held>,
 ) -> anyhow::Result<(Arc<Engine>, Notices)> {
     let clock = Clock::system();
-    let (place, keyring, key_folder) = match config.store {
+    let (place, streams, keyring, key_folder) = match config.store {
         StoreKind::Sqlite => {
             let folder = config.state_dir.join("keys");
             let keyring = Keyring::load_or_create(&folder, &mut fill_with_entropy).context("loading the keys")?;
-            (Place::Sqlite(config.state_dir.join("ledger.db")), keyring, Some(folder))
+            let file = |name: &str| Place::Sqlite(config.state_dir.join(name));
+            (file("ledger.db"), file("streams.db"), keyring, Some(folder))
         }
-        StoreKind::Memory => (Place::Memory, Keyring::ephemeral(&mut fill_with_entropy), None),
+        StoreKind::Memory => (Place::Memory, Place::Memory, Keyring::ephemeral(&mut fill_with_entropy), None),
     };
     let keyring = Arc::new(keyring);
     let store = Store::open(place, Arc::clone(&keyring)).context("opening the ledger")?;
+    let journal = Journal::open(streams, Arc::clone(&keyring)).context("opening the journal")?;
     let nonce = u64::from_be_bytes(entropy()?);
     let epoch = begin(&store, clock, nonce, &custody).await?;
     let census = Census::new(
@@ -151,6 +154,7 @@ async fn build(
     });
     let (engine, notices) = Engine::new(engine::Parts {
         store,
+        journal,
         keyring,
         custody,
         upstreams: Arc::new(upstreams),

@@ -43,8 +43,30 @@ pub enum Answer {
 pub enum Incoming {
     /// A notification or a request of the server.
     Message(Bytes),
+    /// Nothing for the client, but the server's own stream has got on: see [`AnswerStream::position`].
+    Reached,
     /// The response: the last one.
     Response(Bytes),
+}
+
+/// Where the server's own stream of an answer stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Position<'a> {
+    /// At the frame of this number, of those that the child has written.
+    Frame(u64),
+    /// At the event of this id. A secret of the session: by it, [`Link::resume`](crate::Link::resume) goes on with the
+    /// call in a later worker (R4).
+    EventId(&'a str),
+}
+
+impl fmt::Debug for Position<'_> {
+    /// Without the id.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Frame(number) => write!(f, "Frame({number})"),
+            Self::EventId(_) => f.write_str("EventId(…)"),
+        }
+    }
 }
 
 impl fmt::Debug for Incoming {
@@ -52,6 +74,7 @@ impl fmt::Debug for Incoming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Message(bytes) => write!(f, "Message({} bytes)", bytes.len()),
+            Self::Reached => f.write_str("Reached"),
             Self::Response(bytes) => write!(f, "Response({} bytes)", bytes.len()),
         }
     }
@@ -79,12 +102,11 @@ impl AnswerStream {
         }
     }
 
-    /// The server's own cursor of this stream, if it gave one: by it, [`Link::resume`](crate::Link::resume) goes on
-    /// with the call in a later worker (R4). A secret of the session; may change with every message.
-    pub fn last_event_id(&self) -> Option<&str> {
+    /// Where the server's own stream stands with the message that came last, if that can be told. May change with each.
+    pub fn position(&self) -> Option<Position<'_>> {
         match &self.0 {
-            Way::Http(stream) => stream.last_event_id(),
-            Way::Child(_) => None,
+            Way::Http(stream) => stream.last_event_id().map(Position::EventId),
+            Way::Child(stream) => stream.frame().map(Position::Frame),
         }
     }
 }

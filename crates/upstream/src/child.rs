@@ -134,8 +134,8 @@ impl Child {
         let mut stream = ChildStream::new(Arc::clone(self), call, waiting);
         match stream.next().await? {
             Incoming::Response(response) => Ok(Answer::Whole(response)),
-            Incoming::Message(message) => {
-                stream.put_back(message);
+            incoming @ (Incoming::Message(_) | Incoming::Reached) => {
+                stream.put_back(incoming);
                 Ok(Answer::Stream(AnswerStream(Way::Child(Box::new(stream)))))
             }
         }
@@ -310,7 +310,7 @@ impl Child {
         Failure::Oversize { server: self.server().name.clone(), bytes_max: self.server().message_bytes_max }
     }
 
-    fn over(&self) -> Failure {
+    pub(crate) fn over(&self) -> Failure {
         Failure::Ended { server: self.server().name.clone() }
     }
 }

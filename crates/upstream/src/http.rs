@@ -236,8 +236,8 @@ impl Http {
         };
         match stream.next().await? {
             Incoming::Response(response) => Ok(Answer::Whole(response)),
-            Incoming::Message(message) => {
-                stream.put_back(message);
+            incoming @ (Incoming::Message(_) | Incoming::Reached) => {
+                stream.put_back(incoming);
                 Ok(Answer::Stream(AnswerStream(Way::Http(Box::new(stream)))))
             }
         }

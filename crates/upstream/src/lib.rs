@@ -5,7 +5,7 @@
 //! what is known ([`Failure::outcome`]). It knows no store and serves nobody: what must be remembered goes out as
 //! [`Notice`]s.
 
-pub use call::{Answer, AnswerStream, Call, Incoming};
+pub use call::{Answer, AnswerStream, Call, Incoming, Position};
 pub use child::{
     ALLOWED_VARIABLES, ChildCounts, ChildEnd, ChildSeen, Label, LastFailure, OnDisk, Supervised, dismiss, parse_label,
 };

@@ -173,15 +173,15 @@ impl Link {
     }
 
     /// Goes on with a call that an earlier worker sent to an HTTP server, behind the event that
-    /// [`AnswerStream::last_event_id`] named then (R4). `None` for children, whose calls are [rejoined](Self::rejoin).
+    /// [`AnswerStream::position`] named then (R4). Children have no such thing: their calls are [rejoined](Self::rejoin).
     /// `call` must be the one that was sent: it may be repeated if that is safe.
     ///
     /// # Errors
     /// There is no session to go on in. Later failures come from the stream.
-    pub async fn resume(&self, call: Call, last_event_id: &str) -> Result<Option<AnswerStream>, Failure> {
+    pub async fn resume(&self, call: Call, last_event_id: &str) -> Result<AnswerStream, Failure> {
         match &self.0 {
-            Way::Http(http) => http.resume(call, last_event_id).await.map(Some),
-            Way::Child(_) => Ok(None),
+            Way::Http(http) => http.resume(call, last_event_id).await,
+            Way::Child(child) => Err(child.over()),
         }
     }
 

@@ -4,6 +4,7 @@
 //! answer, with an error that says what is known of its outcome, or with its session.
 
 mod driver;
+pub(crate) mod take_up;
 
 use std::sync::Arc;
 
@@ -11,13 +12,14 @@ use bytes::Bytes;
 use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::code::Code;
 use mainstay_core::limit::Limit;
-use mainstay_core::wire::envelope::{Envelope, batch, error_message, escape, member, result_message, unescape};
+use mainstay_core::wire::envelope::{Envelope, error_message, escape, member, result_message, unescape};
 use mainstay_core::wire::method::Method;
+use mainstay_store::journal::{self, Content, Ending};
 use mainstay_upstream::{Call, Failure, Outcome, Server};
 
-use self::driver::{Carried, Driver, Going, Setting, Stage, Step, linger};
+use self::driver::{Carried, Driver, Going, Origin, Setting, Stage, Step, linger};
 use crate::engine::live::{CALL_NAME_CHARS_MAX, InFlight, Live};
-use crate::engine::stream::{Reader, Stream, Weight};
+use crate::engine::stream::{Message, Reader, Stream};
 use crate::engine::{EMPTY_OBJECT, Engine, HOLD, Refused, rewrite};
 use crate::runtime::spawn;
 
@@ -70,7 +72,7 @@ impl Engine {
         } else if self.settings.answer_json_within.is_zero() {
             return self.stream(live, carried, None).map(Reply::Stream);
         } else {
-            tokio::time::timeout(self.settings.answer_json_within, carried.step()).await
+            tokio::time::timeout(self.settings.answer_json_within, carried.first()).await
         };
         match first {
             Ok(Step::Response(landing)) => {
@@ -80,9 +82,8 @@ impl Engine {
                 });
                 Ok(Reply::Json(answer.unwrap_or_default()))
             }
-            Ok(Step::Message(message, weight)) => {
-                self.stream(live, carried, Some((message, weight))).map(Reply::Stream)
-            }
+            Ok(Step::Message(message)) => self.stream(live, carried, Some(message)).map(Reply::Stream),
+            Ok(Step::Reached(_)) => self.stream(live, carried, None).map(Reply::Stream),
             // What is answered plain is safe to give up: it changes nothing, and may be asked again.
             Err(_elapsed) if plain => {
                 let answer = carried.0.take().map(|driver| driver.too_slow());
@@ -118,6 +119,8 @@ impl Engine {
             since,
             setting: Setting::of(&request),
             progress: f64::NEG_INFINITY,
+            position: None,
+            origin: Origin::Here,
             stage: Stage::Going(going),
             flight,
         })
@@ -128,16 +131,20 @@ impl Engine {
         self: &Arc<Self>,
         live: &Arc<Live>,
         mut carried: Carried,
-        first: Option<(Bytes, Weight)>,
+        first: Option<Message>,
     ) -> Result<Reader, Refused> {
         let Some(driver) = carried.0.take() else {
             return Err(Refused::new(Code::Internal, "the call is already answered"));
         };
-        let stream = Stream::new(live.key.tag(), driver.flight.stream(), Some(driver.original.clone()));
+        let journaled = Some(self.journaled(live.key));
+        let stream = Stream::new(live.key.tag(), driver.flight.stream(), Some(driver.original.clone()), journaled);
         // There is always room: a session has at least as many places for streams as for calls in flight.
         let _ = live.keep(&stream, self.settings.streams_max);
-        if let Some((message, weight)) = first {
-            stream.push(message, weight);
+        stream.note(Content::Call(driver.journal_entry()));
+        match (first, &driver.position) {
+            (Some(message), _) => stream.push(message),
+            (None, Some(position)) => drop(stream.note(Content::Reached(position.clone()))),
+            (None, None) => {}
         }
         let reader = stream.read(Some(0), None);
         spawn(driver.pump(stream));
@@ -150,18 +157,27 @@ impl Engine {
     /// [`Code::LimitReached`] if the session has too much in hand; then none of them was sent.
     pub fn batch(self: &Arc<Self>, live: &Arc<Live>, requests: Vec<Request>) -> Result<Reply, Refused> {
         let base = self.next_streams(requests.len() as u64 + 1);
-        let stream = Stream::new(live.key.tag(), base, Some(batch_ids(&requests)));
+        let ids = batch_ids(&requests);
+        let stream = Stream::new(live.key.tag(), base, Some(ids.clone()), Some(self.journaled(live.key)));
         live.keep(&stream, self.settings.streams_max).map_err(|_| streams_crowded())?;
         let mut drivers = Vec::with_capacity(requests.len());
         for (request, place) in requests.into_iter().zip(0_u64..) {
             if request.method == Method::Ping {
-                stream.push(result_message(&request.id(), &EMPTY_OBJECT).into(), Weight::Essential);
+                stream.push(Message::essential(result_message(&request.id(), &EMPTY_OBJECT)));
                 continue;
             }
             let driver = self.depart(live, request, batched(base, place));
             drivers.push(driver.inspect_err(|_| live.let_go(stream.id()))?);
         }
         let reader = stream.read(Some(0), None);
+        let server = live.server.name.clone();
+        stream.note(Content::Call(journal::Call {
+            server,
+            method: BATCH.into(),
+            name: None,
+            request: ids,
+            started_at: self.now(),
+        }));
         let live = Arc::clone(live);
         let ids: Vec<_> = drivers.iter().map(Driver::routed).collect();
         spawn(async move {
@@ -169,96 +185,15 @@ impl Engine {
                 let stream = Arc::clone(&stream);
                 spawn(async move {
                     if let Some(answer) = driver.deliver(&stream).await {
-                        stream.push(answer, Weight::Essential);
+                        stream.push(answer);
                     }
                 })
             });
             futures_util::future::join_all(parts).await;
-            stream.close();
+            stream.end(Ending::Answered);
             linger(&live, &stream, &ids).await;
         });
         Ok(Reply::Stream(reader))
-    }
-
-    /// Goes on with what an earlier worker's stream was to answer: the answer of a child that still runs the call
-    /// (C8), or the truth, that its outcome is unknown (R4).
-    pub(crate) fn take_up(self: &Arc<Self>, live: &Arc<Live>, stream: &Arc<Stream>, request: &Bytes) {
-        let parts: Vec<_> = match batch(request) {
-            Ok(Some(spans)) => {
-                let ids = spans.into_iter().zip(0_u64..);
-                ids.map(|(span, place)| (batched(stream.id(), place), request.slice(span))).collect()
-            }
-            Ok(None) | Err(_) => vec![(stream.id(), request.clone())],
-        };
-        let drivers: Vec<_> = parts.into_iter().map(|(number, original)| self.rejoin(live, number, original)).collect();
-        let (live, stream) = (Arc::clone(live), Arc::clone(stream));
-        let mut last = None;
-        let mut waiting = Vec::new();
-        for driver in drivers {
-            match driver {
-                Ok(driver) => waiting.push(driver),
-                // The last answer of a stream says that it is the last; others go before it.
-                Err(lost) => {
-                    if let Some(earlier) = last.replace(lost) {
-                        stream.push(earlier, Weight::Essential);
-                    }
-                }
-            }
-        }
-        if waiting.is_empty() {
-            if let Some(last) = last {
-                stream.finish(last);
-            }
-            live.let_go(stream.id());
-            return;
-        }
-        if let Some(lost) = last {
-            stream.push(lost, Weight::Essential);
-        }
-        let ids: Vec<_> = waiting.iter().map(Driver::routed).collect();
-        spawn(async move {
-            let count = waiting.len();
-            for (driver, place) in waiting.into_iter().zip(1..) {
-                match driver.deliver(&stream).await {
-                    Some(answer) if place == count => stream.finish(answer),
-                    Some(answer) => stream.push(answer, Weight::Essential),
-                    None => {}
-                }
-            }
-            stream.close();
-            linger(&live, &stream, &ids).await;
-        });
-    }
-
-    /// A call of an earlier worker that a child still runs, or the answer that its outcome is unknown.
-    fn rejoin(self: &Arc<Self>, live: &Arc<Live>, number: StreamId, original: Bytes) -> Result<Driver, Bytes> {
-        let since = self.now();
-        let lost = || {
-            let why = if number.epoch == self.epoch.counter {
-                "the answer to this call is no longer kept"
-            } else {
-                "the gateway was restarted while this call ran"
-            };
-            let text = format!("{why}; whether server `{}` executed it is unknown", live.server.name);
-            let refusal =
-                Refused { server: Some(live.server.name.clone()), ..Refused::new(Code::OutcomeUnknown, text) };
-            refusal_message(&original, &refusal)
-        };
-        let id = RoutedId { stream: number, original: original.clone() };
-        let answer = live.link.rejoin(&id).ok_or_else(lost)?;
-        let call = InFlight { client_id: original.clone(), stream: number, method: Method::Other, name: None, since };
-        let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| lost())?;
-        Ok(Driver {
-            engine: Arc::clone(self),
-            live: Arc::clone(live),
-            original,
-            method: Method::Other,
-            since,
-            setting: None,
-            progress: f64::NEG_INFINITY,
-            stage: Stage::of(answer),
-            flight,
-        })
     }
 }
 
@@ -279,6 +214,12 @@ fn batch_ids(requests: &[Request]) -> Bytes {
     array.extend_from_slice(&ids.join(&b","[..]));
     array.push(b']');
     array.into()
+}
+
+/// What is said of a call that was sent once, if its answer can't be had.
+pub(crate) fn unknown(failure: &Failure, server: &Server) -> Refused {
+    let text = format!("{failure}; whether server `{}` executed the call is unknown", server.name);
+    Refused { server: Some(server.name.clone()), ..Refused::new(Code::OutcomeUnknown, text) }
 }
 
 /// What a failure to reach the server is to the client.
@@ -322,3 +263,6 @@ pub fn refusal_message(id: &[u8], refusal: &Refused) -> Bytes {
     let id = (!id.is_empty()).then_some(id);
     error_message(id, refusal.code.json_rpc(), &refusal.text, Some(&data)).into()
 }
+
+/// What the journal calls a batch's method.
+const BATCH: &str = "batch";

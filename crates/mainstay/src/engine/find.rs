@@ -196,6 +196,7 @@ impl Engine {
             link,
             listen: self.listen_stream(),
             life: self.next_streams(1).number,
+            journaled: self.journaled(key),
         });
         self.live.insert(key, Arc::clone(&live));
         self.metrics.restored("resumed");

@@ -207,6 +207,7 @@ impl Engine {
                 let lived = tombstone.ended_at.since(tombstone.opened_at);
                 self.metrics.ended(&tombstone.server, (tombstone.state.as_str(), tombstone.cause()), lived);
                 self.dismiss_held(tombstone.key);
+                self.forget_streams(tombstone.key);
             }
         }
         self.owed.notify_one();
@@ -236,6 +237,16 @@ impl Engine {
                 self.dismiss_held(key);
             }
         }
+    }
+
+    /// Removes what was kept of an ended session's streams. If this worker dies on the way it goes with its age.
+    fn forget_streams(&self, key: SessionKey) {
+        let journal = self.journal.clone();
+        spawn(async move {
+            if let Err(error) = journal.forget(key).await {
+                tracing::debug!(session = %key.session_ref(), error = %error, "an ended session's streams are removed later");
+            }
+        });
     }
 
     /// Puts on record that a server is owed a delete, and has it paid.

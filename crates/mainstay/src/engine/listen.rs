@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mainstay_core::audit::{Action, Actor};
-use mainstay_core::call::{EventId, RoutedId};
+use mainstay_core::call::{EventId, RoutedId, StreamId};
 use mainstay_core::code::Code;
 use mainstay_core::id::SessionKey;
 use mainstay_core::wire::envelope::{
@@ -13,12 +13,13 @@ use mainstay_core::wire::envelope::{
 };
 use mainstay_core::wire::method::Method;
 use mainstay_store::Write;
+use mainstay_store::journal::{Answered, Asked, Question};
 use mainstay_upstream::{ListsChanged, Notice};
 use tokio::sync::mpsc;
 
-use crate::engine::call::streams_crowded;
+use crate::engine::call::take_up::event_unknown;
 use crate::engine::live::Live;
-use crate::engine::stream::{Reader, Stream, Weight};
+use crate::engine::stream::{Message, Reader, encoded};
 use crate::engine::{Engine, ListenStream, Refused};
 use crate::runtime::spawn;
 
@@ -40,7 +41,7 @@ impl Engine {
     /// # Errors
     /// [`Code::EventUnknown`] if the cursor is malformed or another session's, or of a stream whose call it does not
     /// name.
-    pub fn follow(self: &Arc<Self>, live: &Arc<Live>, last_event_id: Option<&str>) -> Result<Followed, Refused> {
+    pub async fn follow(self: &Arc<Self>, live: &Arc<Live>, last_event_id: Option<&str>) -> Result<Followed, Refused> {
         let Some(cursor) = last_event_id else {
             return Ok(if self.has_listening(live) {
                 Followed::Listening(live.listen.read(None, None))
@@ -48,29 +49,26 @@ impl Engine {
                 Followed::NoStream
             });
         };
-        let unknown = || Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this session's");
-        let event = EventId::parse(cursor).filter(|event| event.tag == live.key.tag()).ok_or_else(unknown)?;
+        let event = EventId::parse(cursor).filter(|event| event.tag == live.key.tag()).ok_or_else(event_unknown)?;
         if event.stream.is_listen() {
-            let after = if event.stream.epoch == self.epoch.counter { event.sequence } else { 0 };
-            return Ok(Followed::Listening(live.listen.read(Some(after), Some(cursor.to_owned()))));
+            return Ok(Followed::Listening(self.listen_again(live, event, cursor.to_owned()).await));
         }
         if event.last {
             return Ok(Followed::Finished);
         }
-        if let Some(stream) = live.stream(event.stream) {
-            return Ok(Followed::Resumed(stream.read(Some(event.sequence), Some(cursor.to_owned()))));
+        self.come_back(live, event, cursor.to_owned()).await.map(Followed::Resumed)
+    }
+
+    /// Goes on with listening behind `event`, which may be one of an earlier worker's stream, or of an earlier life of the
+    /// session in this one: first comes what the journal has of that, then what has come since.
+    async fn listen_again(&self, live: &Arc<Live>, event: EventId, cursor: String) -> Reader {
+        if event.stream == live.listen.id() && live.listen.is_of_this_life(event.sequence) {
+            return self.reader_of(live, &live.listen, &event, cursor).await;
         }
-        // A stream that this worker does not hold: an answer from the child's custody, or the truth (R4). An id that
-        // was too long for the cursor leaves nothing to answer to.
-        let request = event.request.ok_or_else(unknown)?;
-        let stream = Stream::continued(live.key.tag(), event.stream, Some(request.clone()), event.sequence);
-        let known = live.keep_once(&stream, self.settings.streams_max).map_err(|_| streams_crowded())?;
-        if let Some(known) = known {
-            return Ok(Followed::Resumed(known.read(Some(event.sequence), Some(cursor.to_owned()))));
-        }
-        let reader = stream.read(None, Some(cursor.to_owned()));
-        self.take_up(live, &stream, &request);
-        Ok(Followed::Resumed(reader))
+        let (mut events, _) = self.history(live, event.stream, event.sequence, false).await;
+        events.retain(|kept| event.stream != live.listen.id() || !live.listen.is_of_this_life(kept.sequence));
+        let backlog = encoded(live.key.tag(), event.stream, None, &events);
+        live.listen.read(Some(0), Some(cursor)).after(backlog)
     }
 
     /// Whether anything could ever be sent on the session's listening stream (R5).
@@ -99,31 +97,31 @@ impl Engine {
         live: &Arc<Live>,
         message: &Bytes,
         envelope: &Envelope,
-    ) -> Option<(Bytes, Weight)> {
+    ) -> Option<Message> {
         match envelope.kind {
-            Kind::Request => Some((self.question(live, message, envelope)?, Weight::Essential)),
+            Kind::Request => self.question(live, message, envelope),
             Kind::Notification => {
                 let method = Method::of(&envelope.method_name(message)?);
                 if method == Method::Progress {
                     let span = member(message, envelope.params.as_ref()?, "progressToken")?;
                     let token = RoutedId::decode(&message[span.clone()])?;
-                    return Some((splice(message, &[(span, &token.original)]).into(), Weight::Passing));
+                    return Some(Message::passing(splice(message, &[(span, &token.original)])));
                 }
                 if method == Method::Cancelled {
                     let span = member(message, envelope.params.as_ref()?, "requestId")?;
                     let asked = live.asked_as(&message[span.clone()])?;
                     let original = live.answered(asked)?;
                     let dressed = RoutedId { stream: asked, original }.encode();
-                    return Some((splice(message, &[(span, &dressed)]).into(), Weight::Passing));
+                    return Some(Message::passing(splice(message, &[(span, &dressed)])));
                 }
-                Some((message.clone(), Weight::Passing))
+                Some(Message::passing(message.clone()))
             }
             Kind::Result | Kind::Error => None,
         }
     }
 
     /// A question of the server: noted, dressed, and answered with an error if the client stays silent (R6).
-    fn question(self: &Arc<Self>, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) -> Option<Bytes> {
+    fn question(self: &Arc<Self>, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) -> Option<Message> {
         let span = envelope.id.clone()?;
         let original = message.slice(span.clone());
         let asked = self.next_streams(1);
@@ -131,7 +129,9 @@ impl Engine {
             self.decline(live, &original, "too many questions to this client are open");
             return None;
         }
-        let dressed = RoutedId { stream: asked, original }.encode();
+        let dressed = RoutedId { stream: asked, original: original.clone() }.encode();
+        let asked_at = self.now();
+        let question = Question { asked, original, asked_at, deadline: asked_at.plus(QUESTION_MAX) };
         let (engine, waiting) = (Arc::clone(self), Arc::clone(live));
         spawn(async move {
             tokio::select! {
@@ -139,10 +139,11 @@ impl Engine {
                 () = waiting.ended.wait() => return,
             }
             if let Some(original) = waiting.answered(asked) {
+                engine.is_first_answer(&waiting, asked).await;
                 engine.decline(&waiting, &original, "the client did not answer in time");
             }
         });
-        Some(splice(message, &[(span, &dressed)]).into())
+        Some(Message { question: Some(question), ..Message::essential(splice(message, &[(span, &dressed)])) })
     }
 
     /// Answers a server's question with an error in the client's place.
@@ -152,16 +153,49 @@ impl Engine {
         spawn(async move { forward(&live, answer).await });
     }
 
-    /// A client's answer to a question of the server. One that nobody asked, or that was answered before, is dropped.
+    /// A client's answer to a question of the server. One that nobody asked, or that was answered before, is dropped (R6).
     pub async fn answer(&self, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) {
         let Some(span) = envelope.id.clone() else { return };
         let Some(id) = RoutedId::decode(&message[span.clone()]) else { return };
-        // A question of an earlier worker is not in memory; the server knows whether it is still open.
+        // A question of an earlier worker is not in memory.
         let earlier = id.stream.epoch < self.epoch.counter;
-        let original =
-            if earlier { live.answered_before(id.stream).then_some(id.original) } else { live.answered(id.stream) };
+        let original = if earlier { Some(id.original) } else { live.answered(id.stream) };
         let Some(original) = original else { return };
-        forward(live, splice(message, &[(span, &original)]).into()).await;
+        if self.is_first_answer(live, id.stream).await {
+            forward(live, splice(message, &[(span, &original)]).into()).await;
+        }
+    }
+
+    /// Notes that a question is answered: durably, so that it is answered once over all workers. Where the journal does not
+    /// know, this worker's memory decides.
+    async fn is_first_answer(&self, live: &Live, asked: StreamId) -> bool {
+        let noting = self.journal.answered(live.key, asked, self.now());
+        match tokio::time::timeout(SHORTLY, noting).await {
+            Ok(Ok(Answered::First)) => true,
+            Ok(Ok(Answered::Again)) => false,
+            Ok(Ok(Answered::Unasked) | Err(_)) | Err(_) => live.answered_before(asked),
+        }
+    }
+
+    /// Answers the questions of earlier workers whose time is over with an error in the client's place (R6). A child's
+    /// question is nobody's any more unless the call that it belongs to still runs. Returns when the next look is due.
+    pub(crate) async fn decline_overdue(self: &Arc<Self>) {
+        let due = match self.journal.open_questions(self.now(), QUESTIONS_PASS_MAX).await {
+            Ok(due) => due,
+            Err(error) => return tracing::warn!(error = %error, "open questions can't be read"),
+        };
+        for Asked { session, question, .. } in due {
+            if question.asked.epoch >= self.epoch.counter {
+                continue;
+            }
+            let Ok(Answered::First) = self.journal.answered(session, question.asked, self.now()).await else {
+                continue;
+            };
+            let Ok(live) = self.load(session).await else { continue };
+            if live.server.is_http() || live.link.has_running_calls() {
+                self.decline(&live, &question.original, "the client did not answer in time");
+            }
+        }
     }
 
     /// A client's notification. A cancellation reaches the one call that it names (R8).
@@ -202,8 +236,8 @@ impl Engine {
         match notice {
             Notice::Message(message) => {
                 let Ok(envelope) = scan(&message) else { return };
-                if let Some((message, weight)) = self.server_message(&live, &message, &envelope) {
-                    live.listen.push(message, weight);
+                if let Some(message) = self.server_message(&live, &message, &envelope) {
+                    live.listen.push(message);
                 }
             }
             Notice::Remade { reason, lists } => {
@@ -258,7 +292,7 @@ fn say_lists_changed(live: &Arc<Live>) {
     for list in ["tools", "prompts", "resources"] {
         if declares(&record.initialize_result, &[list], Some("listChanged")) {
             let method = format!("notifications/{list}/list_changed");
-            live.listen.push(notification_message(&method, None).into(), Weight::Passing);
+            live.listen.push(Message::passing(notification_message(&method, None)));
         }
     }
 }
@@ -287,6 +321,8 @@ fn declares(message: &[u8], names: &[&str], flag: Option<&str>) -> bool {
 const CANCELLED_GRACE: Duration = Duration::from_secs(5);
 /// How long a client waits for a one-way message to be passed on.
 const SHORTLY: Duration = Duration::from_secs(2);
+/// How many overdue questions are dealt with at a time.
+const QUESTIONS_PASS_MAX: usize = 256;
 /// How long a server's question may stay open: long enough for a person, not for ever.
 const QUESTION_MAX: Duration = Duration::from_mins(10);
 

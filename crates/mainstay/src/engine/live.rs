@@ -16,7 +16,7 @@ use mainstay_upstream::{Link, Server};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::engine::stream::Stream;
+use crate::engine::stream::{Journaled, Stream};
 
 /// A live session. Shared by the requests that it serves; owned by the engine's table.
 pub struct Live {
@@ -95,6 +95,8 @@ pub struct Parts {
     pub listen: StreamId,
     /// Tells this life of the session in memory from every other one in this epoch.
     pub life: u64,
+    /// Where its streams are made durable.
+    pub journaled: Journaled,
 }
 
 impl Live {
@@ -108,7 +110,13 @@ impl Live {
             link: parts.link,
             // A later life of the session in this epoch must not repeat the event ids of an earlier one: the number that it
             // starts from was never used.
-            listen: Stream::continued(record.key.tag(), parts.listen, None, parts.life << LISTEN_LIFE_BITS),
+            listen: Stream::continued(
+                record.key.tag(),
+                parts.listen,
+                None,
+                parts.life << LISTEN_LIFE_BITS,
+                Some(parts.journaled),
+            ),
             ended: Latch::default(),
             gate: Mutex::new(Gate { session: parts.session, leaving: false }),
             traffic: Mutex::default(),

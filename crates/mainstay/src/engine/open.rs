@@ -91,6 +91,7 @@ impl Engine {
                     link,
                     listen: self.listen_stream(),
                     life: self.next_streams(1).number,
+                    journaled: self.journaled(key),
                 });
                 if opened.for_it {
                     live.note_answered_for();

@@ -1,17 +1,23 @@
 //! One SSE stream of a session: a bounded log of events and the reader that follows it.
 //!
-//! A stream outlives its connections. Whoever reads it last wins (R5); a reader that comes back names the last
-//! event it saw and goes on exactly there (R2). The log does not outlive the worker.
+//! A stream outlives its connections, and, by the journal, its worker. Whoever reads it last wins (R5); a reader that
+//! comes back names the last event it saw and goes on exactly there (R2). An event is sent once it is process-durable
+//! (R1), or once it is known that it can't be: the journal is a hint and never holds an answer back for good.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use mainstay_core::call::{EventId, StreamId};
+use mainstay_core::id::{Epoch, SessionKey};
 use mainstay_core::wire::sse;
+use mainstay_store::journal::{Accepted, Content, Ending, Entry, Event, Journal, Lost, Question, Witness};
+pub use mainstay_store::journal::{Source, Weight};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+use crate::runtime::Clock;
 
 /// A stream of one session.
 pub struct Stream {
@@ -20,16 +26,70 @@ pub struct Stream {
     request: Option<Bytes>,
     log: Mutex<Log>,
     changed: Notify,
+    journal: Option<Journaled>,
+    began_after: u64,
+    me: Weak<Self>,
+}
+
+/// A message on its way to the client.
+pub struct Message {
+    /// The message as the client gets it.
+    pub bytes: Bytes,
+    /// Whether it may go when its stream is full.
+    pub weight: Weight,
+    /// What of the server it came from.
+    pub source: Option<Source>,
+    /// What it asks the client, if it is a question of the server.
+    pub question: Option<Question>,
+}
+
+impl Message {
+    /// One that tells how things stand.
+    pub fn passing(bytes: impl Into<Bytes>) -> Self {
+        Self { bytes: bytes.into(), weight: Weight::Passing, source: None, question: None }
+    }
+
+    /// One that somebody waits for.
+    pub fn essential(bytes: impl Into<Bytes>) -> Self {
+        Self { weight: Weight::Essential, ..Self::passing(bytes) }
+    }
+
+    /// The same with what of the server it came from.
+    #[must_use]
+    pub fn from_source(self, source: Option<Source>) -> Self {
+        Self { source, ..self }
+    }
+}
+
+/// Where the events of a stream are made durable.
+#[derive(Clone)]
+pub struct Journaled {
+    /// The journal.
+    pub journal: Journal,
+    /// Whose stream it is.
+    pub session: SessionKey,
+    /// This worker's life.
+    pub claim: Epoch,
+    /// The clock.
+    pub clock: Clock,
 }
 
 struct Log {
     events: VecDeque<Logged>,
     bytes: usize,
     next_sequence: u64,
+    /// Everything up to here may be sent: it is durable, or can't be.
+    settled_through: u64,
     sent_through: u64,
     finished: bool,
     reader: u64,
     dropped: u64,
+    /// Whether events go to the journal: those of a listening stream do not before somebody listens.
+    is_kept: bool,
+    /// Whether the journal knows that everything is delivered.
+    delivery_told: bool,
+    /// Whether another worker goes on with the stream.
+    is_taken: bool,
 }
 
 struct Logged {
@@ -37,15 +97,6 @@ struct Logged {
     last: bool,
     weight: Weight,
     message: Bytes,
-}
-
-/// Whether a message may go when its stream is full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weight {
-    /// It tells how things stand; a later one tells more.
-    Passing,
-    /// Somebody waits for it: a response, or a question of the server.
-    Essential,
 }
 
 impl Log {
@@ -60,26 +111,64 @@ impl Log {
             self.dropped += u64::from(gone.sequence > sent);
         }
     }
+
+    /// Whether a reader has taken everything that was appended.
+    fn is_delivered(&self) -> bool {
+        self.events.back().is_none_or(|newest| newest.sequence <= self.sent_through)
+    }
 }
 
 impl Stream {
     /// An empty stream. `request` is the raw JSON id of the request that it answers; `None` for a listening stream.
-    pub fn new(tag: u32, id: StreamId, request: Option<Bytes>) -> Arc<Self> {
-        Self::continued(tag, id, request, 0)
+    /// Without `journal` its events outlive nothing.
+    pub fn new(tag: u32, id: StreamId, request: Option<Bytes>, journal: Option<Journaled>) -> Arc<Self> {
+        Self::continued(tag, id, request, 0, journal)
     }
 
-    /// A stream of an earlier worker, of which the client has seen everything up to the event `seen`.
-    pub fn continued(tag: u32, id: StreamId, request: Option<Bytes>, seen: u64) -> Arc<Self> {
+    /// A stream of which everything up to the event `seen` has been sent, by this worker or an earlier one.
+    pub fn continued(
+        tag: u32,
+        id: StreamId,
+        request: Option<Bytes>,
+        seen: u64,
+        journal: Option<Journaled>,
+    ) -> Arc<Self> {
         let log = Log {
             events: VecDeque::new(),
             bytes: 0,
             next_sequence: seen + 1,
+            settled_through: seen,
             sent_through: seen,
             finished: false,
             reader: 0,
             dropped: 0,
+            is_kept: !id.is_listen(),
+            delivery_told: false,
+            is_taken: false,
         };
-        Arc::new(Self { tag, id, request, log: Mutex::new(log), changed: Notify::new() })
+        Arc::new_cyclic(|me| Self {
+            tag,
+            id,
+            request,
+            log: Mutex::new(log),
+            changed: Notify::new(),
+            journal,
+            began_after: seen,
+            me: me.clone(),
+        })
+    }
+
+    /// Puts back what the journal has of this stream beyond the event that its client saw last. For a stream that was just
+    /// made, before anything else is appended; `last_sequence` is the highest that was ever given.
+    pub fn refill(&self, events: Vec<Event>, last_sequence: u64) {
+        let mut log = self.log.lock();
+        for Event { sequence, ending, weight, message, .. } in events {
+            log.bytes += message.len();
+            log.finished |= ending.is_some();
+            log.events.push_back(Logged { sequence, last: ending == Some(Ending::Answered), weight, message });
+        }
+        log.next_sequence = log.next_sequence.max(last_sequence + 1);
+        log.settled_through = log.next_sequence - 1;
     }
 
     /// Which stream this is.
@@ -89,19 +178,23 @@ impl Stream {
 
     /// Appends a message. Past the stream's bounds the oldest passing message goes, which [`dropped`](Self::dropped)
     /// counts: a client that does not read costs its own stream only. Ignored once the stream is finished.
-    pub fn push(&self, message: Bytes, weight: Weight) {
-        self.append(message, weight, false);
+    pub fn push(&self, message: Message) {
+        self.append(message, None);
     }
 
     /// Appends the last message.
-    pub fn finish(&self, message: Bytes) {
-        self.append(message, Weight::Essential, true);
+    pub fn finish(&self, message: Message) {
+        self.append(message, Some(Ending::Answered));
+    }
+
+    /// Hands something about this stream that is no event to the journal. `false` if it can't be kept.
+    pub fn note(&self, content: Content) -> bool {
+        self.log.lock().is_kept && self.keep(content).is_ok()
     }
 
     /// Whether a reader has taken everything that was appended.
     pub fn is_delivered(&self) -> bool {
-        let log = self.log.lock();
-        log.events.back().is_none_or(|newest| newest.sequence <= log.sent_through)
+        self.log.lock().is_delivered()
     }
 
     /// Resolves once a reader has taken everything. For a finished stream.
@@ -117,12 +210,18 @@ impl Stream {
         }
     }
 
-    /// How many bytes of messages are kept.
+    /// How many bytes of messages are kept in memory.
     pub fn bytes(&self) -> usize {
         self.log.lock().bytes
     }
 
     /// Ends the stream without a last message; readers see the end of the body.
+    pub fn end(&self, ending: Ending) {
+        self.note(Content::Ended(ending));
+        self.close();
+    }
+
+    /// Ends the stream in this worker; what the journal has of it stays as it is.
     pub fn close(&self) {
         self.log.lock().finished = true;
         self.changed.notify_waiters();
@@ -138,18 +237,75 @@ impl Stream {
         self.log.lock().finished
     }
 
-    fn append(&self, message: Bytes, weight: Weight, last: bool) {
+    /// The sequence of the oldest event in memory, or of the next one.
+    pub fn first_in_memory(&self) -> u64 {
+        let log = self.log.lock();
+        log.events.front().map_or(log.next_sequence, |event| event.sequence)
+    }
+
+    /// Whether the event was given a sequence since this stream began in memory: a session that left and came back goes on
+    /// with its listening stream at a later place.
+    pub fn is_of_this_life(&self, sequence: u64) -> bool {
+        sequence >= self.began_after
+    }
+
+    /// Whether all events after `after` are in memory.
+    pub fn reaches_back_to(&self, after: u64) -> bool {
+        self.first_in_memory() <= after + 1
+    }
+
+    fn append(&self, message: Message, ending: Option<Ending>) {
         {
             let mut log = self.log.lock();
             if log.finished {
                 return;
             }
+            let Message { bytes, weight, source, question } = message;
             let sequence = log.next_sequence;
             log.next_sequence += 1;
-            log.bytes += message.len();
-            log.events.push_back(Logged { sequence, last, weight, message });
-            log.finished = last;
+            log.bytes += bytes.len();
+            log.events.push_back(Logged { sequence, last: ending.is_some(), weight, message: bytes.clone() });
+            log.finished = ending.is_some();
+            let waits = log.is_kept && self.keep_event(sequence, (bytes, weight, source), ending, question);
+            if !waits && log.settled_through + 1 == sequence {
+                log.settled_through = sequence;
+            }
             log.shrink();
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Hands an event to the journal, and before it the question that it asks. Whether the journal will say when it may be
+    /// sent.
+    fn keep_event(
+        &self,
+        sequence: u64,
+        (message, weight, source): (Bytes, Weight, Option<Source>),
+        ending: Option<Ending>,
+        question: Option<Question>,
+    ) -> bool {
+        let Some(journaled) = &self.journal else { return false };
+        if let Some(question) = question {
+            // Lost, it only outlives nothing: what was asked is in memory, too.
+            let _ = self.keep(Content::Question(question));
+        }
+        let event = Event { sequence, ending, weight, message, source, at: journaled.clock.now() };
+        self.keep(Content::Event(event)) == Ok(Accepted::Queued)
+    }
+
+    /// Hands something to the journal, which takes it in the order in which it is handed over.
+    fn keep(&self, content: Content) -> Result<Accepted, Lost> {
+        let Some(Journaled { journal, session, claim, clock }) = &self.journal else { return Ok(Accepted::Kept) };
+        let witness = self.me.upgrade().map(|me| me as Arc<dyn Witness>);
+        let entry = Entry { session: *session, stream: self.id, claim: *claim, at: clock.now(), content };
+        journal.append(entry, witness)
+    }
+
+    /// Everything up to `sequence` may be sent.
+    fn settled(&self, sequence: u64) {
+        {
+            let mut log = self.log.lock();
+            log.settled_through = log.settled_through.max(sequence);
         }
         self.changed.notify_waiters();
     }
@@ -162,10 +318,18 @@ impl Stream {
         let (cursor, generation) = {
             let mut log = self.log.lock();
             log.reader += 1;
+            log.is_kept = true;
             (after.unwrap_or(log.sent_through), log.reader)
         };
         self.changed.notify_waiters();
-        Reader { stream: Arc::clone(self), cursor, generation, prime: Some(resumed), ended: false }
+        Reader {
+            stream: Arc::clone(self),
+            cursor,
+            generation,
+            prime: Some(resumed),
+            backlog: VecDeque::new(),
+            ended: false,
+        }
     }
 
     fn event_id(&self, sequence: u64, last: bool) -> String {
@@ -174,16 +338,51 @@ impl Stream {
     }
 }
 
+impl Witness for Stream {
+    fn durable(&self, through: u64) {
+        self.settled(through);
+    }
+
+    fn lost(&self, sequence: u64, why: Lost) {
+        // Somebody else goes on with the stream: this worker must not send what he may send otherwise.
+        if why == Lost::Claimed {
+            self.log.lock().is_taken = true;
+            return self.close();
+        }
+        self.settled(sequence);
+    }
+}
+
+/// Events of the journal as a client reads them, for [`Reader::after`].
+pub fn encoded(tag: u32, stream: StreamId, request: Option<&Bytes>, events: &[Event]) -> VecDeque<Bytes> {
+    let encode = |event: &Event| {
+        let last = event.ending == Some(Ending::Answered);
+        let id = EventId { tag, stream, sequence: event.sequence, last, request: request.cloned() }.to_string();
+        let mut chunk = Vec::with_capacity(event.message.len() + 64);
+        sse::encode(&mut chunk, Some(&id), None, &event.message);
+        Bytes::from(chunk)
+    };
+    events.iter().map(encode).collect()
+}
+
 /// One connection's place in a stream.
 pub struct Reader {
     stream: Arc<Stream>,
     cursor: u64,
     generation: u64,
     prime: Option<Option<String>>,
+    /// What comes between the priming event and what the stream has in memory.
+    backlog: VecDeque<Bytes>,
     ended: bool,
 }
 
 impl Reader {
+    /// This reader, which sends `backlog` first.
+    #[must_use]
+    pub fn after(self, backlog: VecDeque<Bytes>) -> Self {
+        Self { backlog, ..self }
+    }
+
     /// The next bytes for the connection: the priming event first, then every event in hand, a comment after 15 quiet
     /// seconds. `None` once the stream is finished or another reader took over. Cancel-safe.
     pub async fn next(&mut self) -> Option<Bytes> {
@@ -192,6 +391,9 @@ impl Reader {
             let mut primed = Vec::with_capacity(128);
             sse::encode(&mut primed, Some(&id), Some(RETRY_MS), b"");
             return Some(primed.into());
+        }
+        if let Some(chunk) = self.backlog.pop_front() {
+            return Some(chunk);
         }
         while !self.ended {
             let stream = Arc::clone(&self.stream);
@@ -216,8 +418,8 @@ impl Reader {
             return Some(None);
         }
         let mut chunk = Vec::new();
-        let seen = self.cursor;
-        for event in log.events.iter().filter(|event| event.sequence > seen) {
+        let (seen, settled) = (self.cursor, log.settled_through);
+        for event in log.events.iter().filter(|event| event.sequence > seen && event.sequence <= settled) {
             let id = self.stream.event_id(event.sequence, event.last);
             sse::encode(&mut chunk, Some(&id), None, &event.message);
             self.cursor = event.sequence;
@@ -226,13 +428,19 @@ impl Reader {
             }
         }
         log.sent_through = log.sent_through.max(self.cursor);
-        if log.finished {
+        let delivered = log.finished && log.is_delivered();
+        if delivered && log.is_kept && !std::mem::replace(&mut log.delivery_told, true) {
+            // Lost, it only takes room for longer.
+            let _ = self.stream.keep(Content::Delivered(log.sent_through));
+        }
+        if delivered {
             self.stream.changed.notify_waiters();
         }
         if !chunk.is_empty() {
             return Some(Some(chunk.into()));
         }
-        self.ended = log.finished;
+        // A stream that another worker goes on with has no more to say, whatever it has not sent.
+        self.ended = log.finished && (log.is_taken || log.settled_through + 1 >= log.next_sequence);
         self.ended.then_some(None)
     }
 }
@@ -249,7 +457,7 @@ mod tests {
     use super::*;
 
     fn stream() -> Arc<Stream> {
-        Stream::new(7, StreamId { epoch: 3, number: 9 }, Some(Bytes::from_static(b"42")))
+        Stream::new(7, StreamId { epoch: 3, number: 9 }, Some(Bytes::from_static(b"42")), None)
     }
 
     async fn rest(mut reader: Reader) -> String {
@@ -263,7 +471,7 @@ mod tests {
     #[tokio::test]
     async fn r1_a_stream_is_primed_with_an_id_and_a_retry() {
         let stream = stream();
-        stream.finish(Bytes::from_static(b"{}"));
+        stream.finish(Message::essential(Bytes::from_static(b"{}")));
         let text = rest(stream.read(None, None)).await;
         assert_eq!(text, "id: 00000007-3-9-0-NDI\nretry: 4000\ndata: \n\nid: 00000007-3-9-1f-NDI\ndata: {}\n\n",);
     }
@@ -272,7 +480,7 @@ mod tests {
     async fn r2_a_resumed_reader_goes_on_exactly_after_its_event() {
         let stream = stream();
         for message in ["1", "2", "3"] {
-            stream.push(Bytes::from(message), Weight::Passing);
+            stream.push(Message::passing(Bytes::from(message)));
         }
         stream.close();
         let text = rest(stream.read(Some(2), Some("00000007-3-9-2-NDI".into()))).await;
@@ -284,11 +492,11 @@ mod tests {
         let stream = stream();
         let mut first = stream.read(None, None);
         assert!(first.next().await.is_some(), "primed");
-        stream.push(Bytes::from_static(b"1"), Weight::Passing);
+        stream.push(Message::passing(Bytes::from_static(b"1")));
         assert!(first.next().await.is_some());
         let mut second = stream.read(None, None);
         assert_eq!(first.next().await, None);
-        stream.push(Bytes::from_static(b"2"), Weight::Passing);
+        stream.push(Message::passing(Bytes::from_static(b"2")));
         assert!(second.next().await.is_some(), "primed");
         assert_eq!(second.next().await.expect("an event"), "id: 00000007-3-9-2-NDI\ndata: 2\n\n");
     }
@@ -297,9 +505,9 @@ mod tests {
     async fn r1_the_log_is_bounded_and_never_drops_the_last_message() {
         let stream = stream();
         for _ in 0..LOG_EVENTS_MAX + 10 {
-            stream.push(Bytes::from_static(b"progress"), Weight::Passing);
+            stream.push(Message::passing(Bytes::from_static(b"progress")));
         }
-        stream.finish(Bytes::from(vec![b'x'; LOG_BYTES_MAX + 1]));
+        stream.finish(Message::essential(Bytes::from(vec![b'x'; LOG_BYTES_MAX + 1])));
         assert_eq!(stream.dropped(), LOG_EVENTS_MAX as u64 + 10);
         assert!(rest(stream.read(None, None)).await.len() > LOG_BYTES_MAX);
     }
@@ -308,8 +516,8 @@ mod tests {
     async fn r4_no_response_is_ever_dropped_for_want_of_room() {
         let stream = stream();
         for _ in 0..5 {
-            stream.push(Bytes::from(vec![b'x'; LOG_BYTES_MAX / 2]), Weight::Essential);
-            stream.push(Bytes::from_static(b"progress"), Weight::Passing);
+            stream.push(Message::essential(Bytes::from(vec![b'x'; LOG_BYTES_MAX / 2])));
+            stream.push(Message::passing(Bytes::from_static(b"progress")));
         }
         stream.close();
         assert!(!stream.is_delivered());

@@ -244,7 +244,7 @@ async fn get(
     let live = session(front, served, caller, headers).await?;
     version_fits(&live, headers)?;
     let cursor = headers.get("last-event-id").map(|value| value.to_str().unwrap_or("?"));
-    match front.engine.follow(&live, cursor)? {
+    match front.engine.follow(&live, cursor).await? {
         Followed::Listening(reader) => {
             let kept = (front.engine.reading(&live), live.link.listen());
             let (front, live) = (Arc::clone(front), Arc::clone(&live));

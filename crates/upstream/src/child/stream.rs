@@ -4,8 +4,6 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use super::end::End;
 use super::running::Waiting;
 use super::slot::Delivery;
@@ -20,6 +18,7 @@ pub(crate) struct ChildStream {
     tries: Tries,
     phase: Phase,
     ready: VecDeque<Incoming>,
+    frame: Option<u64>,
 }
 
 /// Who sent the call.
@@ -47,11 +46,23 @@ impl ChildStream {
     }
 
     fn of(child: Arc<Child>, asked: Asked, waiting: Waiting) -> Self {
-        Self { child, asked, tries: Tries::default(), phase: Phase::Waiting(waiting), ready: VecDeque::new() }
+        Self {
+            child,
+            asked,
+            tries: Tries::default(),
+            phase: Phase::Waiting(waiting),
+            ready: VecDeque::new(),
+            frame: None,
+        }
     }
 
-    pub(super) fn put_back(&mut self, message: Bytes) {
-        self.ready.push_front(Incoming::Message(message));
+    /// The frame that the last message came in.
+    pub(crate) fn frame(&self) -> Option<u64> {
+        self.frame
+    }
+
+    pub(super) fn put_back(&mut self, incoming: Incoming) {
+        self.ready.push_front(incoming);
     }
 
     /// See [`AnswerStream::next`](crate::AnswerStream::next).
@@ -68,7 +79,10 @@ impl ChildStream {
                     self.phase = Phase::Waiting(sent?);
                 }
                 Phase::Waiting(waiting) => match waiting.next().await {
-                    Delivery::Message { bytes, .. } => return Ok(Incoming::Message(bytes)),
+                    Delivery::Message { bytes, number } => {
+                        self.frame = Some(number);
+                        return Ok(Incoming::Message(bytes));
+                    }
                     Delivery::Response { bytes, .. } => {
                         self.phase = Phase::Over;
                         if let Asked::Here(call) = &self.asked {

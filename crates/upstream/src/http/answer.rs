@@ -94,8 +94,8 @@ impl HttpStream {
         stream
     }
 
-    pub(super) fn put_back(&mut self, message: Bytes) {
-        self.ready.push_front(Incoming::Message(message));
+    pub(super) fn put_back(&mut self, incoming: Incoming) {
+        self.ready.push_front(incoming);
     }
 
     pub(crate) fn last_event_id(&self) -> Option<&str> {
@@ -175,11 +175,18 @@ impl HttpStream {
         if let Some(retry) = event.retry_ms {
             self.cursor.retry = Some(Duration::from_millis(retry).min(RETRY_MAX));
         }
+        let mut moved = false;
         if let Some(id) = event.id.as_deref().filter(|id| self.cursor.last_event_id.as_deref() != Some(*id)) {
             self.cursor.last_event_id = (!id.is_empty() && id.len() <= CURSOR_BYTES_MAX).then(|| id.into());
             self.cursor.idle = 0;
+            moved = self.cursor.last_event_id.is_some();
         }
-        let Some(data) = message_of(event) else { return };
+        let Some(data) = message_of(event) else {
+            if moved {
+                self.ready.push_back(Incoming::Reached);
+            }
+            return;
+        };
         // A revision of 2025-03-26 may put several into one event.
         match envelope::batch(&data) {
             Ok(Some(spans)) => spans.into_iter().for_each(|span| self.take_message(data.slice(span))),

@@ -230,6 +230,7 @@ pub(crate) async fn whole(answer: Result<Answer, Failure>) -> Result<(Vec<Value>
     loop {
         match stream.next().await? {
             Incoming::Message(message) => before.push(parse(&message)),
+            Incoming::Reached => {}
             Incoming::Response(response) => return Ok((before, parse(&response))),
         }
     }

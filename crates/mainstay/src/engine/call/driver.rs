@@ -11,11 +11,12 @@ use mainstay_core::code::Code;
 use mainstay_core::time::Timestamp;
 use mainstay_core::wire::envelope::{Envelope, Kind, member, scan};
 use mainstay_core::wire::method::Method;
-use mainstay_upstream::{Answer, AnswerStream, Failure, Incoming};
+use mainstay_store::journal::{self, Content, Ending};
+use mainstay_upstream::{Answer, AnswerStream, Failure, Incoming, Position};
 
-use super::{Request, failed, refusal_message};
+use super::{Request, failed, refusal_message, unknown};
 use crate::engine::live::{Flight, Live};
-use crate::engine::stream::{Stream, Weight};
+use crate::engine::stream::{Message, Source, Stream, Weight};
 use crate::engine::{Engine, Refused, rewrite};
 use crate::runtime::spawn;
 
@@ -35,6 +36,15 @@ pub(super) enum Stage {
 }
 
 impl Stage {
+    /// Where the server's own stream stands.
+    fn position(&self) -> Option<Source> {
+        let Self::Coming(stream) = self else { return None };
+        Some(match stream.position()? {
+            Position::Frame(number) => Source::Frame(number),
+            Position::EventId(id) => Source::EventId(id.into()),
+        })
+    }
+
     pub(super) fn of(answer: Answer) -> Self {
         match answer {
             Answer::Whole(bytes) => Self::Whole(bytes),
@@ -74,14 +84,30 @@ pub(crate) struct Driver {
     pub(super) since: Timestamp,
     pub(super) setting: Option<Setting>,
     pub(super) progress: f64,
+    /// Where the server's own stream stands.
+    pub(super) position: Option<Source>,
+    pub(super) origin: Origin,
     pub(super) stage: Stage,
     pub(super) flight: Flight,
+}
+
+/// Who sent a call.
+pub(super) enum Origin {
+    /// This worker.
+    Here,
+    /// An earlier worker, which had dealt with the server's stream up to `known`.
+    Earlier {
+        /// Nothing, if it is not known.
+        known: Option<Source>,
+    },
 }
 
 /// What a call brings.
 pub(super) enum Step {
     /// A notification or question of the server, as the client is to see it.
-    Message(Bytes, Weight),
+    Message(Message),
+    /// Nothing for the client, but the server's own stream has got on.
+    Reached(Source),
     /// The response as the server gave it. Nothing follows.
     Response(Landing),
 }
@@ -112,8 +138,17 @@ impl Driver {
             };
             match incoming {
                 Ok(Incoming::Message(message)) => {
-                    if let Some((message, weight)) = self.message(&message) {
-                        return Step::Message(message, weight);
+                    self.position = self.stage.position();
+                    if !self.is_known()
+                        && let Some(message) = self.message(&message)
+                    {
+                        return Step::Message(message.from_source(self.position.clone()));
+                    }
+                }
+                Ok(Incoming::Reached) => {
+                    self.position = self.stage.position();
+                    if let Some(position) = self.position.clone() {
+                        return Step::Reached(position);
                     }
                 }
                 Ok(Incoming::Response(answer)) => {
@@ -123,7 +158,11 @@ impl Driver {
                 }
                 Err(failure) => {
                     self.stage = Stage::Landed;
-                    let refusal = failed(&failure, &self.live.server);
+                    let refusal = match self.origin {
+                        Origin::Here => failed(&failure, &self.live.server),
+                        // It was sent, whatever became of the way to its answer.
+                        Origin::Earlier { .. } => unknown(&failure, &self.live.server),
+                    };
                     self.measure(Some(refusal.code));
                     self.engine.note_failure(&self.live.server.name, &failure);
                     return Step::Response(Landing::Refusal(refusal));
@@ -137,7 +176,7 @@ impl Driver {
         let (live, id) = (Arc::clone(&self.live), self.routed());
         match self.deliver(&stream).await {
             Some(answer) => stream.finish(answer),
-            None => stream.close(),
+            None => stream.end(Ending::Silent),
         }
         linger(&live, &stream, &[id]).await;
     }
@@ -147,6 +186,17 @@ impl Driver {
         RoutedId { stream: self.flight.stream(), original: self.original.clone() }
     }
 
+    /// What the journal keeps of the call.
+    pub(super) fn journal_entry(&self) -> journal::Call {
+        journal::Call {
+            server: self.live.server.name.clone(),
+            method: self.method.as_str().into(),
+            name: None,
+            request: self.original.clone(),
+            started_at: self.since,
+        }
+    }
+
     /// Lets the answer go out of custody: its client has it, or never will.
     pub(super) fn settle(&self) {
         self.live.link.settle(&self.routed());
@@ -154,14 +204,16 @@ impl Driver {
 
     /// Runs the call to its end, its messages going to `stream`. What comes back is its response as the client sees it;
     /// `None` for a call that was cancelled and stays without one.
-    pub(super) async fn deliver(mut self, stream: &Stream) -> Option<Bytes> {
+    pub(super) async fn deliver(mut self, stream: &Stream) -> Option<Message> {
         let live = Arc::clone(&self.live);
         let number = self.flight.stream();
         let bounded = tokio::time::timeout(CALL_MAX, async {
             loop {
                 tokio::select! {
                     step = self.step() => match step {
-                        Step::Message(message, weight) => stream.push(message, weight),
+                        Step::Message(message) => stream.push(message),
+                        // Lost, a later worker does not go on with the server's stream.
+                        Step::Reached(source) => drop(stream.note(Content::Reached(source))),
                         Step::Response(landing) => return Some(self.address(&landing)),
                     },
                     () = live.given_up(number) => return None,
@@ -175,7 +227,7 @@ impl Driver {
         });
         let answer = bounded.await.unwrap_or_else(|_| Some(self.too_slow()));
         self.engine.hint(live.touch(self.engine.now(), &self.engine.settings.terms));
-        answer
+        answer.map(Message::essential)
     }
 
     /// Runs the call to its end for nobody: its client went away before it had a stream to come back to. Questions of
@@ -187,8 +239,8 @@ impl Driver {
             loop {
                 tokio::select! {
                     step = self.step() => match step {
-                        Step::Message(message, Weight::Essential) => live.listen.push(message, Weight::Essential),
-                        Step::Message(_, Weight::Passing) => {}
+                        Step::Message(message) if message.weight == Weight::Essential => live.listen.push(message),
+                        Step::Message(_) | Step::Reached(_) => {}
                         Step::Response(landing) => {
                             self.remember(&landing);
                             return self.settle();
@@ -241,7 +293,7 @@ impl Driver {
     }
 
     /// A message of the server that belongs to this call, as the client sees it; `None` if it is not for the client.
-    fn message(&mut self, message: &Bytes) -> Option<(Bytes, Weight)> {
+    fn message(&mut self, message: &Bytes) -> Option<Message> {
         let envelope = scan(message).ok()?;
         let method = envelope.method_name(message).map(|name| Method::of(&name))?;
         if method == Method::Progress && envelope.kind == Kind::Notification {
@@ -252,6 +304,14 @@ impl Driver {
             self.progress = progress.unwrap_or(self.progress);
         }
         self.engine.server_message(&self.live, message, &envelope)
+    }
+
+    /// Whether an earlier worker has dealt with what just came: the keeper gives again what was not acknowledged.
+    fn is_known(&self) -> bool {
+        match (&self.origin, &self.position) {
+            (Origin::Earlier { known: Some(Source::Frame(known)) }, Some(Source::Frame(frame))) => frame <= known,
+            _ => false,
+        }
     }
 
     fn measure(&self, outcome: Option<Code>) {
@@ -277,15 +337,26 @@ impl Carried {
         }
     }
 
+    /// The first thing that the call brings for its client.
+    pub(super) async fn first(&mut self) -> Step {
+        loop {
+            match self.step().await {
+                Step::Reached(_) => {}
+                step @ (Step::Message(_) | Step::Response(_)) => return step,
+            }
+        }
+    }
+
     /// The response of a call that is never a stream; what comes before it goes to the listening stream (R1).
     pub(super) async fn plain_response(&mut self) -> Step {
         loop {
             match self.step().await {
-                Step::Message(message, weight) => {
+                Step::Message(message) => {
                     if let Some(driver) = &self.0 {
-                        driver.live.listen.push(message, weight);
+                        driver.live.listen.push(message);
                     }
                 }
+                Step::Reached(_) => {}
                 Step::Response(landing) => return Step::Response(landing),
             }
         }
@@ -326,6 +397,6 @@ fn progress_value(message: &[u8], envelope: &Envelope) -> Option<f64> {
 const CALL_MAX: Duration = Duration::from_hours(24);
 /// How long an answer is kept that nobody has taken: for a machine that sleeps over night.
 const UNDELIVERED_MAX: Duration = Duration::from_hours(24);
-/// How long a finished stream is kept after it was handed to a connection: a client whose machine fell asleep before it
-/// read that comes back for it.
-const LINGER: Duration = Duration::from_mins(15);
+/// How long a finished stream is kept in memory after it was handed to a connection. A client that comes back later,
+/// since its machine fell asleep before it read that, finds it in the journal.
+const LINGER: Duration = Duration::from_mins(1);

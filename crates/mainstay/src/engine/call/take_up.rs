@@ -1,0 +1,263 @@
+//! Streams of calls that a client comes back to: in memory, in the journal, or still to be answered by whoever runs the
+//! call (R2, R4, C8). What nobody can answer any more is told as unknown. Nothing is sent a second time.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mainstay_core::call::{EventId, RoutedId, StreamId};
+use mainstay_core::code::Code;
+use mainstay_core::wire::envelope::{Kind, batch, scan};
+use mainstay_core::wire::method::Method;
+use mainstay_store::journal::{Ending, Event, Source, StreamRecord};
+use mainstay_upstream::{Answer, Call};
+
+use super::driver::{Driver, Going, Origin, Stage, linger};
+use super::{batched, refusal_message, streams_crowded};
+use crate::engine::live::{InFlight, Live};
+use crate::engine::stream::{Message, Reader, Stream, encoded};
+use crate::engine::{Engine, Refused};
+use crate::runtime::spawn;
+
+impl Engine {
+    /// A reader of the call's stream that `event` is a cursor of, from just behind it.
+    ///
+    /// # Errors
+    /// [`Code::EventUnknown`] if there is nothing to answer to, [`Code::LimitReached`] if the session keeps too much.
+    pub(crate) async fn come_back(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        event: EventId,
+        cursor: String,
+    ) -> Result<Reader, Refused> {
+        if let Some(stream) = live.stream(event.stream) {
+            return Ok(self.reader_of(live, &stream, &event, cursor).await);
+        }
+        // An id that was too long for the cursor leaves nothing to answer to.
+        let Some(request) = event.request.clone() else { return Err(event_unknown()) };
+        let record = self.claim(live, event.stream).await;
+        let ended = record.as_ref().is_some_and(|record| record.ending.is_some());
+        let (events, answered) = match &record {
+            Some(_) => self.history(live, event.stream, event.sequence, !ended).await,
+            None => Default::default(),
+        };
+        let journaled = Some(self.journaled(live.key));
+        let stream = Stream::continued(live.key.tag(), event.stream, Some(request.clone()), event.sequence, journaled);
+        stream.refill(events, record.as_ref().map_or(0, |record| record.last_sequence));
+        if ended {
+            self.settle_parts(live, event.stream, &request);
+            stream.close();
+            return Ok(stream.read(Some(event.sequence), Some(cursor)));
+        }
+        let known = live.keep_once(&stream, self.settings.streams_max).map_err(|_| streams_crowded())?;
+        if let Some(known) = known {
+            return Ok(self.reader_of(live, &known, &event, cursor).await);
+        }
+        let reader = stream.read(Some(event.sequence), Some(cursor));
+        self.take_up(live, &stream, &request, record.and_then(|record| record.source), &answered);
+        Ok(reader)
+    }
+
+    /// A reader of a stream in memory. What that does not hold any more comes from the journal.
+    pub(crate) async fn reader_of(&self, live: &Live, stream: &Arc<Stream>, event: &EventId, cursor: String) -> Reader {
+        let reader = stream.read(Some(event.sequence), Some(cursor));
+        if stream.reaches_back_to(event.sequence) {
+            return reader;
+        }
+        let before = stream.first_in_memory();
+        let (mut events, _) = self.history(live, event.stream, event.sequence, false).await;
+        events.retain(|kept| kept.sequence < before);
+        reader.after(encoded(live.key.tag(), event.stream, event.request.as_ref(), &events))
+    }
+
+    /// Takes a stream over from whoever had it. `None` if nothing is known of it, or can't be for now.
+    async fn claim(&self, live: &Live, stream: StreamId) -> Option<StreamRecord> {
+        let claiming = self.journal.claim(live.key, stream, self.epoch, self.now());
+        match tokio::time::timeout(JOURNAL_WAIT_MAX, claiming).await {
+            Ok(Ok(record)) => record,
+            Ok(Err(error)) => {
+                tracing::warn!(session = %live.key.session_ref(), error = %error, "what was sent of a call can't be looked up");
+                None
+            }
+            Err(_elapsed) => None,
+        }
+    }
+
+    /// What the journal has of `stream` after the event `after`, as far as it can be read, and the ids of the requests that
+    /// are answered in it; with `whole` those in earlier events, too.
+    pub(crate) async fn history(
+        &self,
+        live: &Live,
+        stream: StreamId,
+        after: u64,
+        whole: bool,
+    ) -> (Vec<Event>, BTreeSet<Bytes>) {
+        let (mut events, mut answered) = (Vec::new(), BTreeSet::new());
+        let mut from = if whole { 0 } else { after };
+        while events.len() < HISTORY_EVENTS_MAX {
+            let replaying = self.journal.replay(live.key, stream, from, HISTORY_PAGE_EVENTS);
+            let page = match tokio::time::timeout(JOURNAL_WAIT_MAX, replaying).await {
+                Ok(Ok(page)) => page,
+                Ok(Err(error)) => {
+                    tracing::warn!(session = %live.key.session_ref(), error = %error, "what was sent of a call can't be read");
+                    break;
+                }
+                Err(_elapsed) => break,
+            };
+            let Some(last) = page.last() else { break };
+            from = last.sequence;
+            answered.extend(page.iter().filter_map(|event| answered_id(&event.message)));
+            events.extend(page.into_iter().filter(|event| event.sequence > after));
+        }
+        (events, answered)
+    }
+
+    /// Goes on with what an earlier worker's stream was to answer: the answer of a child that still runs the call (C8), the
+    /// server's own stream where it can be resumed, or the truth, that its outcome is unknown (R4).
+    fn take_up(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        stream: &Arc<Stream>,
+        request: &Bytes,
+        known: Option<Source>,
+        answered: &BTreeSet<Bytes>,
+    ) {
+        let (done, parts): (Vec<_>, Vec<_>) =
+            parts_of(stream.id(), request).into_iter().partition(|(_, original)| answered.contains(original));
+        for (number, original) in done {
+            live.link.settle(&RoutedId { stream: number, original });
+        }
+        let mut last = None;
+        let mut waiting = Vec::new();
+        for (number, original) in parts {
+            match self.rejoin(live, number, original, known.clone()) {
+                Ok(driver) => waiting.push(driver),
+                // The last answer of a stream says that it is the last; others go before it.
+                Err(lost) => {
+                    if let Some(earlier) = last.replace(lost) {
+                        stream.push(Message::essential(earlier));
+                    }
+                }
+            }
+        }
+        if waiting.is_empty() {
+            match last {
+                Some(last) => stream.finish(Message::essential(last)),
+                None => stream.end(Ending::Answered),
+            }
+            live.let_go(stream.id());
+            return;
+        }
+        if let Some(lost) = last {
+            stream.push(Message::essential(lost));
+        }
+        spawn(carry_on(waiting, Arc::clone(live), Arc::clone(stream)));
+    }
+
+    /// A call of an earlier worker that somebody still runs, or the answer that its outcome is unknown.
+    fn rejoin(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        number: StreamId,
+        original: Bytes,
+        known: Option<Source>,
+    ) -> Result<Driver, Bytes> {
+        let since = self.now();
+        let lost = || {
+            let why = if number.epoch == self.epoch.counter {
+                "the answer to this call is no longer kept"
+            } else {
+                "the gateway was restarted while this call ran"
+            };
+            let text = format!("{why}; whether server `{}` executed it is unknown", live.server.name);
+            let refusal =
+                Refused { server: Some(live.server.name.clone()), ..Refused::new(Code::OutcomeUnknown, text) };
+            refusal_message(&original, &refusal)
+        };
+        let id = RoutedId { stream: number, original: original.clone() };
+        let stage = match (live.link.rejoin(&id), &known) {
+            (Some(answer), _) => Stage::of(answer),
+            (None, Some(Source::EventId(cursor))) => Stage::Going(resume(live, &id, cursor)),
+            (None, Some(Source::Frame(_)) | None) => return Err(lost()),
+        };
+        let call = InFlight { client_id: original.clone(), stream: number, method: Method::Other, name: None, since };
+        let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| lost())?;
+        Ok(Driver {
+            engine: Arc::clone(self),
+            live: Arc::clone(live),
+            original,
+            method: Method::Other,
+            since,
+            setting: None,
+            progress: f64::NEG_INFINITY,
+            position: known.clone(),
+            origin: Origin::Earlier { known },
+            stage,
+            flight,
+        })
+    }
+
+    /// Lets go of answers in custody that the journal holds as well.
+    fn settle_parts(&self, live: &Live, stream: StreamId, request: &Bytes) {
+        for (number, original) in parts_of(stream, request) {
+            live.link.settle(&RoutedId { stream: number, original });
+        }
+    }
+}
+
+/// Sees the calls of one stream to their ends.
+async fn carry_on(waiting: Vec<Driver>, live: Arc<Live>, stream: Arc<Stream>) {
+    let ids: Vec<_> = waiting.iter().map(Driver::routed).collect();
+    let count = waiting.len();
+    for (driver, place) in waiting.into_iter().zip(1..) {
+        match driver.deliver(&stream).await {
+            Some(answer) if place == count => stream.finish(answer),
+            Some(answer) => stream.push(answer),
+            None => {}
+        }
+    }
+    if !stream.is_finished() {
+        stream.end(Ending::Silent);
+    }
+    linger(&live, &stream, &ids).await;
+}
+
+/// Goes on with the server's own stream of a call, behind its event `cursor`.
+fn resume(live: &Arc<Live>, id: &RoutedId, cursor: &str) -> Going {
+    // Nothing of the request is known any more, so whatever happens it is not sent again.
+    let call = Call { id: id.encode().into(), message: Bytes::new(), method: Method::Other, name: None };
+    let (live, cursor) = (Arc::clone(live), cursor.to_owned());
+    Box::pin(async move { live.link.resume(call, &cursor).await.map(Answer::Stream) })
+}
+
+/// The calls that a stream answers: one, or those of a batch.
+fn parts_of(stream: StreamId, request: &Bytes) -> Vec<(StreamId, Bytes)> {
+    match batch(request) {
+        Ok(Some(spans)) => {
+            let ids = spans.into_iter().zip(0_u64..);
+            ids.map(|(span, place)| (batched(stream, place), request.slice(span))).collect()
+        }
+        Ok(None) | Err(_) => vec![(stream, request.clone())],
+    }
+}
+
+/// The raw id of the request that `message` is the response to, if it is one.
+fn answered_id(message: &Bytes) -> Option<Bytes> {
+    let envelope = scan(message).ok()?;
+    match envelope.kind {
+        Kind::Result | Kind::Error => envelope.id.map(|span| message.slice(span)),
+        Kind::Request | Kind::Notification => None,
+    }
+}
+
+/// What a cursor that leads nowhere is told.
+pub(crate) fn event_unknown() -> Refused {
+    Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this session's")
+}
+
+/// How long a client that comes back waits for the journal. What it does not say by then is told as unknown.
+const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How many events a client that comes back gets at most from the journal, and how many are read at a time.
+const HISTORY_EVENTS_MAX: usize = 4096;
+const HISTORY_PAGE_EVENTS: usize = 256;
