@@ -15,7 +15,7 @@ pub use sweep::{Swept, sweep};
 pub use types::{
     CALL_TAG_BYTES, CHILDREN_MAX, CUSTODY_BYTES_MAX, CUSTODY_FRAMES_MAX, CallTag, ChildId, Exit, Handover,
     HandoverOutcome, LABEL_BYTES_MAX, LINE_BYTES_MAX, MARKER_VARIABLE, OPEN_CALLS_MAX, STDERR_TAIL_BYTES_MAX,
-    STDIN_BYTES_MAX, Spawn, SpawnFailure,
+    STDIN_BYTES_MAX, Spawn, SpawnFailure, UNCHANGED,
 };
 
 pub mod client;

@@ -207,6 +207,9 @@ pub struct Handover {
     pub reason: String,
 }
 
+/// Why a reload does not take place if the settings are what they were: there is nothing to be done.
+pub const UNCHANGED: &str = "the settings are what they were";
+
 /// Whether a handover succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandoverOutcome {

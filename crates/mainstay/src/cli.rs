@@ -213,7 +213,7 @@ enum ConfigCommand {
 }
 
 /// Where servers come from, and what outweighs the file.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 struct SourceArgs {
     /// Configuration: TOML, or a client's mcpServers JSON as it is
     #[arg(long, env = environment::CONFIG, value_name = "FILE")]
@@ -229,7 +229,7 @@ struct SourceArgs {
     admin: Option<ListenAddress>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 struct ServeArgs {
     #[command(flatten)]
     source: SourceArgs,

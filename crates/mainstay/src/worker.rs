@@ -372,6 +372,6 @@ const OPENINGS_PATIENCE: Duration = Duration::from_secs(5);
 /// How long clients wait at most, once a handover has begun, for what must be answered before it.
 const SETTLE_MAX: Duration = Duration::from_secs(10);
 /// How long this worker stays for calls on HTTP servers after it has handed over; the keeper allows a little more.
-const STAY_MAX: Duration = Duration::from_mins(10);
+pub(crate) const STAY_MAX: Duration = Duration::from_mins(10);
 /// Time for the last bytes of ended streams to reach their sockets.
 const LAST_BYTES: Duration = Duration::from_millis(50);

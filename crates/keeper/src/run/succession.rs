@@ -12,6 +12,7 @@ use super::handover::{Step, Terms};
 use super::rehearsal::rehearse;
 use super::renew::NotRenewed;
 use crate::keeper::{Asked, UNDER_WAY};
+use crate::types::UNCHANGED;
 
 impl Dispatcher {
     pub(super) fn is_succeeding(&self) -> bool {
@@ -78,6 +79,13 @@ impl Dispatcher {
                 return;
             }
         };
+        if !upgrade && settings == self.keeper.settings() {
+            tracing::info!("the settings are what they were");
+            if let Some(asked) = asked {
+                asked.refuse(UNCHANGED);
+            }
+            return;
+        }
         if let Some(asked) = asked {
             asked.grant();
         }

@@ -64,7 +64,8 @@ fn wait(api: &Api, before: &Running, former: u64, out: &Output) -> Result<Runnin
         {
             return match running.handover.as_ref() {
                 Some(handover) if handover.outcome == "not_succeeded" => {
-                    let cause = anyhow!("the next worker failed: {}", plain(&handover.reason));
+                    let reason = handover.reason.as_deref().unwrap_or("nobody knows why");
+                    let cause = anyhow!("the next worker failed: {}", plain(reason));
                     Err(Failure::from(cause).hint("the gateway went back to what it was; its log says more"))
                 }
                 _ => Ok(running),
@@ -145,8 +146,7 @@ struct Worker {
 #[derive(Deserialize)]
 struct Handover {
     outcome: String,
-    #[serde(default)]
-    reason: String,
+    reason: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -5,12 +5,12 @@ use std::io::{self, Read as _, Write as _};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
+use mainstay_keeper::RENEWAL_FORMAT;
 use mainstay_store::Store;
 use mainstay_store::keys::Keyring;
-use renewal_stub as renewal;
 
 use super::failure::Failure;
-use super::gateway::Gateway;
+use super::gateway::{Gateway, read_token};
 use super::output::Output;
 use super::{ServeArgs, activation, config, state_dir, tokens};
 use crate::config::{Config, Loaded, StoreKind};
@@ -28,11 +28,11 @@ pub(super) struct RehearseArgs {
 /// the new ones go to standard output.
 pub(super) fn run(mut args: RehearseArgs, out: &Output) -> Result<(), Failure> {
     if let Some(format) = args.renewal_format
-        && format != renewal::FORMAT
+        && format != RENEWAL_FORMAT
     {
         let cause = anyhow!(
             "the running gateway passes on what it holds in form {format}, this program takes form {}",
-            renewal::FORMAT
+            RENEWAL_FORMAT
         );
         return Err(Failure::from(cause).hint(STOP_AND_START));
     }
@@ -47,6 +47,7 @@ pub(super) fn run(mut args: RehearseArgs, out: &Output) -> Result<(), Failure> {
     config::warn(&warnings, out);
     tokens::check(&config)?;
     unmoved(&in_force, &config)?;
+    read_token(&config)?;
     ledger_fits(&config)?;
     io::stdout().write_all(&config.to_snapshot()).context("say what the settings are")?;
     Ok(())
@@ -81,8 +82,3 @@ fn ledger_fits(config: &Config) -> Result<(), Failure> {
 const STOP_AND_START: &str = "`mainstay stop` and start it again: sessions are kept";
 /// More than any settings take.
 const SETTINGS_BYTES_MAX: u64 = 16 * 1024 * 1024;
-
-/// Until the keeper names it.
-mod renewal_stub {
-    pub(super) const FORMAT: u32 = 1;
-}

@@ -100,7 +100,7 @@ fn plan(config: &Config, gateway: &Gateway, lock: Lock, global: &Global) -> Resu
         lock: Arc::new(lock),
         drain_bound,
         handover_bound: HANDOVER_BOUND,
-        leave_bound: drain_bound,
+        leave_bound: crate::worker::STAY_MAX + LEAVE_RESERVE,
         renewed: None,
         alive_every: notifier.as_ref().map(Notifier::alive_every),
         notify: Box::new(move |stage| {
@@ -244,8 +244,10 @@ const BIND_PAUSE: Duration = Duration::from_millis(100);
 const LISTEN_BACKLOG: i32 = 4096;
 /// How long a worker may take to drain before it is killed.
 const DRAIN_BOUND: Duration = Duration::from_secs(10);
-/// How long a worker may take to hand over before it is killed.
-const HANDOVER_BOUND: Duration = Duration::from_secs(5);
+/// How long a worker may take to hand over before it is killed: longer than it waits for what it must not leave behind.
+const HANDOVER_BOUND: Duration = Duration::from_secs(20);
+/// What a worker that has handed over needs besides the time that its last calls may take.
+const LEAVE_RESERVE: Duration = Duration::from_secs(10);
 /// What a drain needs besides the grace of its calls.
 const DRAIN_RESERVE: Duration = Duration::from_secs(5);
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_core::time::Timestamp;
-use mainstay_keeper::{Handover, HandoverOutcome};
+use mainstay_keeper::{Handover, HandoverOutcome, UNCHANGED};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -69,6 +69,7 @@ impl Engine {
     pub async fn succeed(&self, upgrade: bool) -> Result<Begun, String> {
         match self.custody.succeed(upgrade).await {
             Ok(()) => Ok(Begun::Yes),
+            Err(refused) if refused.reason == UNCHANGED => Ok(Begun::Unchanged),
             Err(refused) => Err(refused.reason),
         }
     }
@@ -101,12 +102,21 @@ impl Engine {
         self.outstaying.count()
     }
 
-    /// Makes everything that is known durable. From here on this worker writes nothing.
+    /// Makes everything that is known durable. From here on this worker writes nothing but the answers of HTTP servers that
+    /// it stays for.
     pub(crate) async fn leave_ledger(&self) {
+        self.left.set();
         if let Err(error) = self.store.flush().await {
             tracing::warn!(error = %error, "the last hints could not be written");
         }
-        self.left.set();
+        if let Err(error) = self.journal.flush().await {
+            tracing::warn!(error = %error, "the last events of streams could not be written");
+        }
+    }
+
+    /// Whether everything but calls on HTTP servers is another worker's.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left.is_set()
     }
 
     /// Closes what is still open: clients come back to the next worker.

@@ -156,6 +156,8 @@ impl Driver {
                     self.measure(None);
                     return Step::Response(Landing::Answer(answer));
                 }
+                // The children are another worker's by now, and so is what becomes of the call.
+                Err(_) if self.engine.has_left() && !self.live.server.is_http() => return std::future::pending().await,
                 Err(failure) => {
                     self.stage = Stage::Landed;
                     let refusal = match self.origin {
