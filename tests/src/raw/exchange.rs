@@ -32,6 +32,7 @@ pub struct Exchange {
     chunks: BoxStream<'static, reqwest::Result<Bytes>>,
     parser: SseParser,
     whole: Vec<u8>,
+    cursor: Option<String>,
     ended: Option<Ended>,
     json_taken: bool,
 }
@@ -47,6 +48,7 @@ impl Exchange {
             chunks: response.bytes_stream().boxed(),
             parser: SseParser::default(),
             whole: Vec::new(),
+            cursor: None,
             ended: None,
             json_taken: false,
         }
@@ -78,7 +80,10 @@ impl Exchange {
         let deadline = Instant::now() + bound;
         loop {
             match self.parser.next_item() {
-                Some(SseItem::Event(event)) => return Ok(Some(event)),
+                Some(SseItem::Event(event)) => {
+                    self.cursor = event.id.clone().or(self.cursor.take());
+                    return Ok(Some(event));
+                }
                 Some(SseItem::Comment(_)) => self.comments += 1,
                 None if self.ended.is_some() => return Ok(None),
                 None => {
@@ -138,6 +143,7 @@ impl Exchange {
             body: self.whole.into(),
             ended: self.ended.unwrap_or(Ended::Clean),
             took: self.sent.elapsed(),
+            cursor: self.cursor,
         })
     }
 
@@ -191,6 +197,8 @@ pub struct Outcome {
     pub ended: Ended,
     /// From the request to the end of the body.
     pub took: Duration,
+    /// The last event id, those included that were read one by one before.
+    cursor: Option<String>,
 }
 
 impl Outcome {
@@ -272,7 +280,7 @@ impl Outcome {
     /// The id with which the stream can be resumed.
     #[must_use]
     pub fn last_event_id(&self) -> Option<&str> {
-        self.event_ids().last().copied()
+        self.event_ids().last().copied().or(self.cursor.as_deref())
     }
 
     /// The last `retry:` that was sent.
@@ -287,6 +295,7 @@ impl Outcome {
         self.messages.extend(resumed.messages);
         self.comments += resumed.comments;
         self.ended = resumed.ended;
+        self.cursor = resumed.cursor.or(self.cursor.take());
         self.took += resumed.took;
     }
 }

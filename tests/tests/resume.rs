@@ -1,0 +1,190 @@
+//! Streams outlive workers: what was sent is in the journal, what was asked is answered once, and nothing runs twice
+//! (R1, R2, R4, R6, C8, AC-03, AC-12).
+
+use anyhow::{Context as _, Result, ensure};
+use mainstay_tests::{Gateway, Outcome, RawClient, SdkClient, SdkKind, UpH, UpS, wait_until};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const VERSION: &str = "2025-11-25";
+const BOUND: Duration = Duration::from_secs(30);
+
+struct Stand {
+    up_h: UpH,
+    up_s: UpS,
+    gateway: Gateway,
+}
+
+async fn stand() -> Result<Stand> {
+    let up_h = UpH::start().await?;
+    let up_s = UpS::new(&[])?;
+    let gateway = Gateway::start(&format!("{}{}", up_h.toml("h"), up_s.toml("s")?), &[]).await?;
+    Ok(Stand { up_h, up_s, gateway })
+}
+
+impl Stand {
+    async fn open(&self, server: &str) -> Result<RawClient> {
+        RawClient::open(&self.gateway.url(server)?, VERSION).await
+    }
+
+    async fn fall(&mut self, everything: bool) -> Result<()> {
+        if everything {
+            self.gateway.kill_all().await?;
+            return self.gateway.start_again().await;
+        }
+        self.gateway.kill_worker().await.map(drop)
+    }
+}
+
+fn prog(client: &RawClient, n: u64, delay_ms: u64) -> Value {
+    let params = json!({"name": "prog", "arguments": {"n": n, "delay_ms": delay_ms}, "_meta": {"progressToken": "p"}});
+    client.message("tools/call", params)
+}
+
+fn progress_of(outcome: &Outcome) -> Vec<u64> {
+    let seen = outcome.notifications().filter(|message| message["method"] == "notifications/progress");
+    seen.filter_map(|message| message["params"]["progress"].as_f64()).map(|progress| progress as u64).collect()
+}
+
+#[tokio::test]
+async fn r2_ac12_what_was_missed_comes_once_and_in_order_over_the_death_of_everything() -> Result<()> {
+    for (server, everything) in [("h", false), ("h", true), ("s", false), ("s", true)] {
+        let mut stand = stand().await?;
+        stand.up_h.answer("sse").await?;
+        let client = stand.open(server).await?;
+        let other = stand.open(server).await?;
+        let mut exchange = client.post(&prog(&client, 5, 100)).await?;
+        exchange.next_event(BOUND).await?.context("primed")?;
+        let first = exchange.next_event(BOUND).await?.context("the first progress")?;
+        let cursor = first.id.clone().context("it has an id")?;
+        drop(exchange);
+        wait_until("the call is over", BOUND, async || {
+            let (status, shown) = stand.gateway.admin_get("/api/v1/servers").await.unwrap_or_default();
+            status == 200 && shown["servers"].as_array().is_some_and(|all| all.iter().all(|one| one["calls"] == 0))
+        })
+        .await?;
+        stand.fall(everything).await?;
+        let stolen = other.get_stream(Some(&cursor)).await?;
+        assert!(stolen.status >= 400, "AC-12 (4): nobody else's, {}", stolen.status);
+        let resumed = client.get_stream(Some(&cursor)).await?.finish(BOUND).await?;
+        let (at, label) = (progress_of(&resumed), format!("{server}, everything: {everything}: {resumed:?}"));
+        assert_eq!(at, [2, 3, 4, 5], "{label}");
+        assert!(resumed.result().is_ok(), "{label}");
+        let ids = resumed.event_ids();
+        assert_eq!(ids.first().copied(), Some(cursor.as_str()), "primed with what was asked for: {label}");
+        let again = client.get_stream(Some(&cursor)).await?.finish(BOUND).await?;
+        assert_eq!(again.event_ids(), ids, "the same ids every time");
+        let last = ids.last().copied().context("a last id")?.to_owned();
+        assert_eq!(client.get_stream(Some(&last)).await?.status, 204, "AC-12 (5): nothing twice");
+        if server == "h" {
+            assert_eq!(stand.up_h.executions("prog").await?, 1);
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn r4_progress_goes_on_where_it_was_when_the_worker_dies_in_the_middle() -> Result<()> {
+    let mut stand = stand().await?;
+    let client = stand.open("s").await?;
+    let mut exchange = client.post(&prog(&client, 12, 250)).await?;
+    exchange.next_event(BOUND).await?.context("primed")?;
+    for at in 1..=3 {
+        let message = exchange.next_message(BOUND).await?.context("progress")?;
+        assert_eq!(message["params"]["progress"].as_f64(), Some(f64::from(at)));
+    }
+    stand.gateway.kill_worker().await?;
+    let outcome = client.follow(exchange).await?;
+    assert!(outcome.result().is_ok(), "{outcome:?}");
+    let seen = [vec![1, 2, 3], progress_of(&outcome)].concat();
+    let rising = seen.windows(2).all(|pair| pair[0] < pair[1]);
+    assert!(rising && seen.last() == Some(&12), "R7: it rises, nothing comes twice: {seen:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn r4_a_server_that_gives_event_ids_is_asked_for_the_rest_and_runs_the_call_once() -> Result<()> {
+    for everything in [false, true] {
+        let mut stand = stand().await?;
+        stand.up_h.answer("sse-with-ids").await?;
+        let client = stand.open("h").await?;
+        let exchange =
+            client.post(&client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 4000}}))).await?;
+        assert!(exchange.is_sse());
+        wait_until("it runs", BOUND, async || {
+            stand.up_h.requests("tools/call").await.is_ok_and(|calls| !calls.is_empty())
+        })
+        .await?;
+        stand.fall(everything).await?;
+        let outcome = client.follow(exchange).await?;
+        assert!(outcome.result().is_ok(), "everything: {everything}: {outcome:?}");
+        assert_eq!(stand.up_h.executions("slow").await?, 1);
+        assert_eq!(stand.up_h.count("/initializes").await?, 1);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn c8_the_typescript_client_gets_the_answer_of_a_long_call_through_three_kills() -> Result<()> {
+    let mut stand = stand().await?;
+    stand.up_h.answer("sse-with-ids").await?;
+    for server in ["s", "h"] {
+        let mut client = SdkClient::open(SdkKind::Ts1, &stand.gateway.url(server)?).await?;
+        client.call_start("slow", json!({"ms": 20_000}), "long").await?;
+        for _ in 0..3 {
+            // The client comes back after the `retry` of its stream, which is four seconds.
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            stand.gateway.kill_worker().await?;
+        }
+        let done = client.done("long", 2 * BOUND).await?;
+        ensure!(!done.to_string().contains("error"), "{server}: {done}\n{}", stand.gateway.log());
+        client.close().await?;
+    }
+    assert_eq!(stand.up_h.executions("slow").await?, 1, "it ran once");
+    assert_eq!(stand.up_s.starts()?.len(), 1, "on the very child");
+    Ok(())
+}
+
+#[tokio::test]
+async fn r6_a_question_asked_before_the_kill_is_answered_after_it_once() -> Result<()> {
+    for server in ["h", "s"] {
+        let mut stand = stand().await?;
+        stand.up_h.answer("sse-with-ids").await?;
+        let mut client = RawClient::new(&stand.gateway.url(server)?)?.with_capabilities(json!({"elicitation": {}}));
+        client.establish(VERSION).await?;
+        let ask = client.message("tools/call", json!({"name": "ask", "arguments": {"message": "sure?"}}));
+        let mut exchange = client.post(&ask).await?;
+        let question = exchange.next_message(BOUND).await?.context("a question")?;
+        stand.gateway.kill_worker().await?;
+        let answer = json!({"action": "accept", "content": {"answer": "forty-two"}});
+        assert_eq!(client.respond(&question["id"], answer.clone()).await?, 202);
+        stand.gateway.kill_worker().await?;
+        assert_eq!(client.respond(&question["id"], answer).await?, 202, "a second answer changes nothing");
+        let outcome = client.follow(exchange).await?;
+        let result = outcome.result()?.to_string();
+        assert!(result.contains("forty-two"), "{server}: {outcome:?}");
+        let asked = outcome.messages.iter().filter(|message| message["method"] == "elicitation/create").count();
+        assert!(asked <= 1, "{server}: it is not asked again");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn r1_r2_what_a_listener_missed_over_the_death_of_everything_is_there_when_it_comes_back() -> Result<()> {
+    for everything in [false, true] {
+        let mut stand = stand().await?;
+        let client = stand.open("h").await?;
+        let mut listening = client.get_stream(None).await?;
+        let primed = listening.next_event(BOUND).await?.context("primed")?;
+        wait_until("the upstream's own stream is open", BOUND, async || {
+            stand.up_h.order("/list_changed", json!({})).await.is_ok_and(|told| told["streams"] != 0)
+        })
+        .await?;
+        listening.next_message(BOUND).await?.context("a notification")?;
+        stand.fall(everything).await?;
+        let mut again = client.get_stream(primed.id.as_deref()).await?;
+        let message = again.next_message(BOUND).await?.context("what came after the priming event")?;
+        assert_eq!(message["method"], "notifications/tools/list_changed", "everything: {everything}");
+    }
+    Ok(())
+}
