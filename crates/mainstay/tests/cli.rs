@@ -17,6 +17,8 @@ use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_mainstay");
 const BOUND: Duration = Duration::from_secs(30);
+/// Orders about the gateway as a whole.
+const WHOLE_GATEWAY: [&str; 3] = ["/api/v1/reload", "/api/v1/upgrade", "/api/v1/retire"];
 
 /// A gateway in front of the demo server, in a directory of its own.
 struct Gateway {
@@ -137,7 +139,7 @@ fn o1_every_route_of_the_table_refuses_who_has_not_the_token() {
     assert_eq!(document, serde_json::from_str::<Value>(kept).unwrap(), "the document in docs/");
     let mut walked = 0;
     for (path, operations) in document["paths"].as_object().unwrap() {
-        let path = path.replace("{ref}", "s-0123456789").replace("{id}", "7");
+        let path = path.replace("{ref}", "s-0123456789").replace("{id}", "7").replace("{name}", "0123456789");
         for method in operations.as_object().unwrap().keys().map(|method| method.to_ascii_uppercase()) {
             for authorization in wrong {
                 let answer = gateway.ask(&method, &path, authorization).unwrap();
@@ -146,14 +148,23 @@ fn o1_every_route_of_the_table_refuses_who_has_not_the_token() {
                 let problem: Value = serde_json::from_str(&answer.body).unwrap();
                 assert_eq!(problem["code"], "unauthorized", "{path}");
             }
+            walked += 1;
+            // What ends or replaces the worker that is being asked has tests of its own.
+            if WHOLE_GATEWAY.contains(&path.as_str()) {
+                continue;
+            }
             let answer = gateway.ask(&method, &path, Some(&right)).unwrap();
-            let expected = if path.contains("0123456789") || path.contains("/7/") { 404 } else { 200 };
+            let expected = match path.as_str() {
+                // It asks for what stands in its body.
+                "/api/v1/sessions/find" => 400,
+                path if path.contains("0123456789") || path.contains("/7/") => 404,
+                _ => 200,
+            };
             assert_eq!(answer.status, expected, "{method} {path}: {}", answer.body);
             assert!(!answer.body.contains(&token), "{path}");
             assert!(answer.head.contains("cache-control: no-store"), "{path}: {}", answer.head);
             let other = if method == "GET" { "POST" } else { "GET" };
             assert_eq!(gateway.ask(other, &path, Some(&right)).unwrap().status, 405, "{other} {path}");
-            walked += 1;
         }
     }
     assert!(walked >= 15, "{walked} routes");
