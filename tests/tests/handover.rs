@@ -155,7 +155,12 @@ async fn t4_what_has_changed_is_started_anew_and_what_is_gone_ends_with_its_reas
     let stand = Stand::new().await?;
     let (kept, changed) = (UpS::new(&[])?, UpS::new(&[])?);
     let config = |changed: &str| -> Result<String> { Ok(format!("{}{changed}", kept.toml("kept")?)) };
-    let first = format!("{}{}", config(&changed.toml("changed")?)?, stand.up_h.toml("gone"));
+    // The value of a variable is all that will be another.
+    let with_env = |value: &str| -> Result<String> {
+        let env = format!("[servers.changed]\nenv = {{ SETTING = \"{value}\" }}\n");
+        Ok(changed.toml("changed")?.replace("[servers.changed]\n", &env))
+    };
+    let first = format!("{}{}", config(&with_env("1")?)?, stand.up_h.toml("gone"));
     let mut gateway = Gateway::start(&first, &[]).await?;
     let open = async |server: &str| RawClient::open(&gateway.url(server)?, VERSION).await;
     let (kept_client, changed_client, gone) = (open("kept").await?, open("changed").await?, open("gone").await?);
@@ -182,6 +187,25 @@ async fn t4_what_has_changed_is_started_anew_and_what_is_gone_ends_with_its_reas
     let (_, listed) = gateway.admin_get("/api/v1/sessions?state=closed").await?;
     let reason = &listed["sessions"][0];
     assert!(reason.to_string().contains("no longer configured"), "{listed}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn t4_a_watched_file_is_put_in_force_and_a_wrong_one_is_not() -> Result<()> {
+    let stand = Stand::new().await?;
+    let watched = format!("watch = true\n{}", stand.config);
+    let mut gateway = Gateway::start(&watched, &[]).await?;
+    let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    let before = whoami(&client).await?;
+    gateway.rewrite_config("nonsense")?;
+    wait_until("the wrong file is told of", BOUND, async || gateway.log().contains("is not put in force")).await?;
+    let first = gateway.worker().await?;
+    let another = UpH::start().await?;
+    gateway.rewrite_config(&format!("{watched}{}", another.toml("later")))?;
+    let later = gateway.url("later")?;
+    wait_until("the new server is served", BOUND, async || RawClient::open(&later, VERSION).await.is_ok()).await?;
+    assert!(gateway.worker().await?.number > first.number);
+    assert_eq!(whoami(&client).await?["pid"], before["pid"]);
     Ok(())
 }
 

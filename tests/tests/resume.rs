@@ -43,7 +43,7 @@ fn prog(client: &RawClient, n: u64, delay_ms: u64) -> Value {
 
 fn progress_of(outcome: &Outcome) -> Vec<u64> {
     let seen = outcome.notifications().filter(|message| message["method"] == "notifications/progress");
-    seen.filter_map(|message| message["params"]["progress"].as_f64()).map(|progress| progress as u64).collect()
+    seen.filter_map(|message| message["params"]["progress"].as_u64()).collect()
 }
 
 #[tokio::test]

@@ -89,9 +89,9 @@ fn run(cli: Cli, out: &Output) -> Result<(), Failure> {
     let Cli { global, command } = cli;
     match command {
         Command::Serve(args) => serve::run(args, &global, out),
-        Command::Worker => {
+        Command::Worker { file } => {
             start_log(&global)?;
-            crate::worker::run().map_err(Failure::from)
+            crate::worker::run(file).map_err(Failure::from)
         }
         Command::Demo => demo::run(out),
         Command::DemoServer => crate::demo::run().map_err(|error| Failure::from(anyhow::Error::new(error))),
@@ -187,7 +187,11 @@ enum Command {
     Openapi,
     /// The process that does the work; started by `serve`
     #[command(hide = true)]
-    Worker,
+    Worker {
+        /// Where its settings came from
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
     /// Check what a handover needs; run by the keeper
     #[command(hide = true)]
     Rehearse(rehearse::RehearseArgs),

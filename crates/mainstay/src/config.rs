@@ -48,6 +48,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// Which ledger is used.
     pub store: StoreKind,
+    /// Whether a changed file is put in force by itself.
+    pub watch: bool,
     /// The admin listener.
     pub admin: Admin,
     /// How sessions live and end.
@@ -258,6 +260,7 @@ impl Config {
             listen: LISTEN_DEFAULT,
             state_dir,
             store: StoreKind::Sqlite,
+            watch: false,
             admin: Admin { listen: ADMIN_LISTEN_DEFAULT, token_file: None },
             session: Session::default(),
             limits: Limits::default(),

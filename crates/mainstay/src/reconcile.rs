@@ -9,6 +9,7 @@ pub mod questions;
 pub mod removed;
 pub mod suspend;
 pub mod trim;
+pub mod watch;
 
 use std::sync::Arc;
 

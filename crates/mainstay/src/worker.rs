@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -34,19 +34,19 @@ use crate::runtime::{Clock, entropy, fill_with_entropy, spawn};
 use crate::serve::{Front, guard::Guard, rate::Rate};
 use crate::telemetry::metrics::Metrics;
 
-/// Runs the worker until the keeper tells it to drain, or is gone.
+/// Runs the worker until the keeper tells it to drain, or is gone. `file` is where its settings came from, if from a file.
 ///
 /// # Errors
 /// What kept it from serving; the keeper starts another.
-pub fn run() -> anyhow::Result<()> {
+pub fn run(file: Option<PathBuf>) -> anyhow::Result<()> {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
-    let ended = runtime.block_on(serve());
+    let ended = runtime.block_on(serve(file));
     runtime.shutdown_timeout(SHUTDOWN_MAX);
     ended
 }
 
-async fn serve() -> anyhow::Result<()> {
+async fn serve(file: Option<PathBuf>) -> anyhow::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("taking the keeper's socket")?;
     let Attached { custody, welcome, mut orders } = Custody::attach(socket).await.context("attaching to the keeper")?;
     let Welcome { listeners, settings, keeper, worker_number, children, connections, handover, keeper_version } =
@@ -81,6 +81,9 @@ async fn serve() -> anyhow::Result<()> {
     let front = Arc::new(front(&config, &engine)?);
     spawn(Arc::clone(&front).accept(mcp, connections));
     custody.ready().await;
+    if let Some(file) = file.filter(|_| config.watch) {
+        vital.push(spawn(reconcile::watch::run(Arc::clone(&engine), file)));
+    }
     tracing::info!(worker = worker_number, epoch = engine.status().await.worker.epoch, "worker is ready");
 
     let order = tokio::select! {

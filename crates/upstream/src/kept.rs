@@ -184,7 +184,7 @@ impl Past {
             loss = Some(CONNECTION_ENDED);
         }
         let held = held.and_then(|held| {
-            let own = parse_label(&held.label).is_some_and(|label| label.fingerprint == destination.fingerprint);
+            let own = parse_label(&held.label).is_some_and(|label| label.definition == server.definition());
             if own && held.frames_accepted > 0 {
                 return Some(held);
             }

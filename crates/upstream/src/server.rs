@@ -118,6 +118,22 @@ impl Server {
         fields.finish()
     }
 
+    /// The whole of what a child is started with: its [fingerprint](Self::fingerprint), and how the values of its variables
+    /// are written, which may be confidential. So the digest stays in the memory of the keeper and its workers.
+    pub fn definition(&self) -> [u8; 32] {
+        let mut fields = Fields(digest::Context::new(&digest::SHA256));
+        fields.add(&self.fingerprint());
+        if let Reach::Child { env, .. } = &self.reach {
+            let sorted: BTreeMap<&str, &Template> =
+                env.iter().map(|(name, template)| (name.as_str(), template)).collect();
+            for (name, template) in sorted {
+                fields.add(name.as_bytes());
+                template.spell(&mut |piece| fields.add(piece.as_bytes()));
+            }
+        }
+        fields.finish()
+    }
+
     /// Whether it is reached by HTTP.
     pub fn is_http(&self) -> bool {
         self.url().is_some()

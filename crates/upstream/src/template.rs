@@ -113,6 +113,17 @@ impl Template {
         self.0.iter().filter_map(part).collect()
     }
 
+    /// Gives `take` each piece of how it is written; literal pieces may be confidential.
+    pub(crate) fn spell(&self, take: &mut dyn FnMut(&str)) {
+        for part in &self.0 {
+            match part {
+                Part::Text(text) => take(text),
+                Part::Variable(name) => take(&format!("${{{name}}}")),
+                Part::File(path) => take(&format!("${{file:{}}}", path.display())),
+            }
+        }
+    }
+
     /// The names of the variables and files that it depends on, in order; files as `file:PATH`.
     pub fn sources(&self) -> Vec<String> {
         let source = |part: &Part| match part {

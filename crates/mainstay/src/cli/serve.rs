@@ -24,7 +24,7 @@ use crate::telemetry;
 /// Runs the gateway until it is told to stop.
 pub(super) fn run(args: ServeArgs, global: &Global, out: &Output) -> Result<(), Failure> {
     match Renewed::take() {
-        Ok(Some(renewed)) => go_on(renewed, global),
+        Ok(Some(renewed)) => go_on(renewed, &args, global),
         Ok(None) => start(args, global, out),
         Err(unusable) => {
             let fault = unusable.error().to_string();
@@ -34,12 +34,12 @@ pub(super) fn run(args: ServeArgs, global: &Global, out: &Output) -> Result<(), 
 }
 
 /// Goes on as the keeper that another program was in this process, with everything that it held.
-fn go_on(renewed: Renewed, global: &Global) -> Result<(), Failure> {
+fn go_on(renewed: Renewed, args: &ServeArgs, global: &Global) -> Result<(), Failure> {
     let prepared = start_log(global).and_then(|()| {
         let config = Config::from_snapshot(renewed.settings()).context("read the settings")?;
         let gateway = Gateway::read(&config.state_dir)?.context("the gateway has not published where it listens")?;
         let lock = renewed.lock().context("keep the state directory")?;
-        Ok((plan(&config, &gateway, lock, global)?, config))
+        Ok((plan(&config, &gateway, lock, worker_args(args, global))?, config))
     });
     match prepared {
         Ok((plan, config)) => keep(Plan { renewed: Some(renewed), ..plan }, &config),
@@ -76,11 +76,11 @@ fn start(mut args: ServeArgs, global: &Global, out: &Output) -> Result<(), Failu
     gateway.write(&config.state_dir)?;
     announce_unless_closed(&config, &gateway, out);
     let listeners = vec![("mcp".to_owned(), mcp), ("admin".to_owned(), admin)];
-    keep(Plan { listeners, ..plan(&config, &gateway, lock, global)? }, &config)
+    keep(Plan { listeners, ..plan(&config, &gateway, lock, worker_args(&args, global))? }, &config)
 }
 
 /// Everything but what differs between a start and going on.
-fn plan(config: &Config, gateway: &Gateway, lock: Lock, global: &Global) -> Result<Plan, Failure> {
+fn plan(config: &Config, gateway: &Gateway, lock: Lock, worker_args: Vec<OsString>) -> Result<Plan, Failure> {
     let own_file = std::env::current_exe().context("find the program's own file")?;
     let running = Path::new("/proc/self/exe");
     let serve_args: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -89,7 +89,7 @@ fn plan(config: &Config, gateway: &Gateway, lock: Lock, global: &Global) -> Resu
     Ok(Plan {
         // Whatever has taken the place of the own file since is not adopted by the way (C9).
         worker: if running.exists() { running.to_owned() } else { own_file.clone() },
-        worker_args: worker_args(global),
+        worker_args,
         program: program(own_file),
         rehearse_args: rehearse_args(&serve_args),
         serve_args,
@@ -226,14 +226,19 @@ fn announce_unless_closed(config: &Config, gateway: &Gateway, out: &Output) {
     }
 }
 
-/// The worker logs as this process does.
-fn worker_args(global: &Global) -> Vec<OsString> {
+/// The worker logs as this process does, and knows where its settings came from.
+fn worker_args(args: &ServeArgs, global: &Global) -> Vec<OsString> {
     let format = match global.log_format {
         telemetry::Format::Human => "human",
         telemetry::Format::Json => "json",
     };
     let filter = global.log.as_deref().unwrap_or(telemetry::FILTER_DEFAULT);
-    ["worker", "--log-format", format, "--log", filter].into_iter().map(OsString::from).collect()
+    let mut words: Vec<_> =
+        ["worker", "--log-format", format, "--log", filter].into_iter().map(OsString::from).collect();
+    if let Some(file) = args.source.config.as_ref().and_then(|file| std::path::absolute(file).ok()) {
+        words.extend([OsString::from("--file"), file.into()]);
+    }
+    words
 }
 
 /// How often a port that is in use is tried again, and after which pause: a second in all.

@@ -45,6 +45,7 @@ pub(super) fn config(file: File, default_dir: &dyn Fn() -> Option<PathBuf>) -> R
     let mut config = Config::with_defaults(state_dir);
     config.listen = file.listen.map_or(config.listen, |Listen(address)| address);
     config.store = store(file.store.as_deref(), &mut faults);
+    config.watch = file.watch.unwrap_or(config.watch);
     config.admin = Admin {
         listen: file.admin.listen.map_or(config.admin.listen, |Listen(address)| address),
         token_file: file.admin.token_file,

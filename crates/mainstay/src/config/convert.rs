@@ -23,6 +23,7 @@ pub(super) fn file(config: &Config) -> File {
             StoreKind::Sqlite => "sqlite".into(),
             StoreKind::Memory => "memory".into(),
         }),
+        watch: Some(config.watch),
         admin: AdminTable { listen: Some(Listen(config.admin.listen)), token_file: config.admin.token_file.clone() },
         session: session(&config.session),
         limits: limits(&config.limits),

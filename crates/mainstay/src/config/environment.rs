@@ -101,6 +101,12 @@ pub const VARIABLES: &[Variable] = &[
         apply: |file, text| set(&mut file.store, text),
     },
     Variable {
+        name: "MAINSTAY_WATCH",
+        key: Some("watch"),
+        doc: "`true` puts a changed file in force by itself",
+        apply: |file, text| set(&mut file.watch, text),
+    },
+    Variable {
         name: "MAINSTAY_ADMIN_LISTEN",
         key: Some("admin.listen"),
         doc: "where the admin port listens",

@@ -29,6 +29,9 @@ pub(super) struct File {
     /// Where sessions are remembered: "sqlite" or "memory".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
+    /// Whether a changed file is put in force by itself, as `mainstay reload` does it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub watch: Option<bool>,
     /// The admin listener.
     pub admin: AdminTable,
     /// How sessions live and end.
@@ -293,6 +296,7 @@ impl File {
             listen: self.listen.or(lower.listen),
             state_dir: self.state_dir.or(lower.state_dir),
             store: self.store.or(lower.store),
+            watch: self.watch.or(lower.watch),
             admin: AdminTable {
                 listen: self.admin.listen.or(lower.admin.listen),
                 token_file: self.admin.token_file.or(lower.admin.token_file),

@@ -231,7 +231,7 @@ impl Engine {
         for (key, label) in self.held_labels() {
             let defined = parse_label(&label).and_then(|label| {
                 let served = self.servers.get(&label.server)?;
-                Some(served.server.fingerprint() == label.fingerprint)
+                Some(served.server.definition() == label.definition)
             });
             if defined != Some(true) {
                 self.dismiss_held(key);

@@ -141,9 +141,13 @@ impl Engine {
             Err(_) => return Err(Refused::new(Code::Internal, "the keys were not rotated: the rotation panicked")),
         };
         let keys = keyring.key_count();
-        self.store.rotate(Arc::new(keyring)).await.map_err(|error| {
+        let keyring = Arc::new(keyring);
+        self.store.rotate(Arc::clone(&keyring)).await.map_err(|error| {
             Refused::new(Code::Internal, format!("the new key signs from the next start on, not yet: {error}"))
         })?;
+        if let Err(error) = self.journal.rotate(keyring) {
+            tracing::warn!(error = %error, "the journal seals with the former key until the next start");
+        }
         let entry = AuditEntry::new(self.now(), Actor::Operator, Action::KeysRotated);
         if let Err(error) = self.store.commit(vec![Write::Audit(entry)]).await {
             tracing::error!(keys, error = %error, "the keys are rotated, and the audit trail could not be told");

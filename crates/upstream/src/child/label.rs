@@ -5,8 +5,8 @@ use mainstay_core::id::{ServerName, SessionKey};
 /// The label of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// [`Server::fingerprint`](crate::Server::fingerprint) of the definition that it was started for.
-    pub fingerprint: [u8; 32],
+    /// [`Server::definition`](crate::Server::definition) of the server that it was started for.
+    pub definition: [u8; 32],
     /// The session that it belongs to.
     pub session: SessionKey,
     /// The server.
@@ -18,7 +18,7 @@ impl Label {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(FIXED_BYTES + 64);
         bytes.push(VERSION);
-        bytes.extend_from_slice(&self.fingerprint);
+        bytes.extend_from_slice(&self.definition);
         bytes.extend_from_slice(self.session.as_bytes());
         bytes.extend_from_slice(self.server.as_str().as_bytes());
         bytes
@@ -28,11 +28,11 @@ impl Label {
 /// Reads a label back. `None` if a version that is not known wrote it, or something else did.
 pub fn parse_label(bytes: &[u8]) -> Option<Label> {
     let (version, rest) = bytes.split_first()?;
-    let (fingerprint, rest) = rest.split_first_chunk()?;
+    let (definition, rest) = rest.split_first_chunk()?;
     let (session, name) = rest.split_first_chunk()?;
     let server = ServerName::parse(std::str::from_utf8(name).ok()?)?;
     (*version == VERSION).then_some(Label {
-        fingerprint: *fingerprint,
+        definition: *definition,
         session: SessionKey::from_bytes(*session),
         server,
     })
@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn a_label_reads_back_and_junk_does_not() {
         let server = ServerName::parse("files").expect("a name");
-        let label = Label { fingerprint: [7; 32], session: SessionKey::from_bytes([9; 32]), server };
+        let label = Label { definition: [7; 32], session: SessionKey::from_bytes([9; 32]), server };
         let bytes = label.encode();
         assert_eq!(bytes[..2], [1, 7]);
         assert_eq!(parse_label(&bytes), Some(label));

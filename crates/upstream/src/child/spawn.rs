@@ -47,7 +47,7 @@ pub(super) fn request(parts: &Parts, destination: &Destination, session: Session
     let Reach::Child { program, args, env: _, cwd } = &server.reach else {
         return Err(unusable(server, &"it has no command"));
     };
-    let label = Label { fingerprint: destination.fingerprint, session, server: server.name.clone() };
+    let label = Label { definition: server.definition(), session, server: server.name.clone() };
     Ok(Spawn {
         label: label.encode(),
         name: server.name.as_str().to_owned(),

@@ -414,7 +414,7 @@ async fn take_over(mut stage: Stage) -> (Bench, Stage, Arc<Link>) {
     let held = stage.held.pop().unwrap();
     assert!(stage.held.is_empty());
     let label = parse_label(&held.label).unwrap();
-    assert_eq!((label.session, label.fingerprint), (handshake().key, server.fingerprint()));
+    assert_eq!((label.session, label.definition), (handshake().key, server.definition()));
     assert_eq!((label.server.as_str(), held.identity.pid()), ("srv", stage.trace()[0].0));
     let record = Some(record_of(&server, true));
     let handshake = Handshake { confirmed: true, ..handshake() };
