@@ -11,33 +11,39 @@ use crate::engine::Engine;
 /// Runs until the worker ends.
 pub async fn run(engine: Arc<Engine>) {
     loop {
-        pass(&engine).await;
+        let pause = if pass(&engine).await { Duration::ZERO } else { PAUSE };
         tokio::select! {
-            () = tokio::time::sleep(PAUSE) => {}
-            () = engine.owed.notified() => {}
             () = engine.stopped() => return,
+            () = tokio::time::sleep(pause) => {}
+            () = engine.owed.notified() => {}
         }
     }
 }
 
-/// One try at each delete that is due.
-async fn pass(engine: &Arc<Engine>) {
+/// One try at each delete that is due, as far as they fit into a pass. Returns whether more of them may be due: those that
+/// were tried are not, unless that could not be stored.
+async fn pass(engine: &Arc<Engine>) -> bool {
     let due = match engine.store.owed(engine.now(), PASS_DELETES_MAX).await {
         Ok(due) => due,
         Err(error) => {
             tracing::warn!(error = %error, "owed deletes cannot be read");
-            return;
+            return false;
         }
     };
+    let is_full = due.len() == PASS_DELETES_MAX;
     let payments = due.into_iter().map(|owed| pay(engine, owed));
-    futures_util::future::join_all(payments).await;
+    let stored = futures_util::future::join_all(payments).await;
+    is_full && stored.into_iter().all(|stored| stored)
 }
 
-async fn pay(engine: &Arc<Engine>, owed: OwedDelete) {
+/// Returns whether what came of it is stored.
+async fn pay(engine: &Arc<Engine>, owed: OwedDelete) -> bool {
     let (_, writes) = engine.try_owed(&owed, Actor::Gateway).await;
-    if let Err(error) = engine.store.commit(writes).await {
+    let stored = engine.store.commit(writes).await;
+    if let Err(error) = &stored {
         tracing::warn!(error = %error, "the state of an owed delete cannot be stored; it is tried again");
     }
+    stored.is_ok()
 }
 
 const PASS_DELETES_MAX: usize = 64;
