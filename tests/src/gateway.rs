@@ -459,4 +459,4 @@ fn describe(left: &[Proc]) -> String {
 
 const READY_BOUND: Duration = Duration::from_secs(30);
 const STOP_BOUND: Duration = Duration::from_secs(20);
-const ADMIN_BOUND: Duration = Duration::from_secs(5);
+const ADMIN_BOUND: Duration = Duration::from_secs(20);

@@ -29,5 +29,5 @@ pub use raw::{Ended, Exchange, Outcome, RawClient, SseEvent, SseItem, SseParser}
 pub use sdk::{SdkClient, SdkKind, SdkSession};
 pub use up_l::UpL;
 pub use upstreams::{StdioPeer, UpH, UpS};
-pub use wait::{wait_blocking, wait_until, within};
+pub use wait::{stretched, wait_blocking, wait_until, within};
 pub use wrapped::Wrapped;

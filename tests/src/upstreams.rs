@@ -1,5 +1,6 @@
 //! Handles by which tests start and steer the scriptable servers.
 
+use crate::ports::lasting_port;
 use crate::wait::within;
 use crate::{binaries, wait};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -38,7 +39,9 @@ impl UpH {
     pub async fn start_with(flags: &[&str]) -> Result<UpH> {
         let dir = TempDir::with_prefix("up-h-")?;
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        let (child, port, control) = spawn_up_h(&dir, &flags, (0, 0)).await?;
+        // While it refuses connections or is down, nobody else is to be given its port.
+        let ports = (lasting_port()?.port(), lasting_port()?.port());
+        let (child, port, control) = spawn_up_h(&dir, &flags, ports).await?;
         let http = reqwest::Client::builder().no_proxy().build()?;
         Ok(UpH { port, control, flags, child, http, dir })
     }

@@ -45,4 +45,18 @@ pub async fn within<T>(what: &str, bound: Duration, future: impl Future<Output =
     }
 }
 
+/// A threshold that holds on an idle machine, for this one as busy as it is: where each process has a part of a core only,
+/// everything takes longer by that much.
+#[must_use]
+pub fn stretched(threshold: Duration) -> Duration {
+    let told = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    // The mean of the last minute, and how many run at this moment.
+    let mean = told.split(' ').next().and_then(|mean| mean.parse::<f64>().ok());
+    let running = told.split(' ').nth(3).and_then(|tasks| tasks.split('/').next()?.parse::<f64>().ok());
+    let busy = mean.unwrap_or(0.0).max(running.unwrap_or(0.0));
+    let cores =
+        std::thread::available_parallelism().map_or(1.0, |cores| f64::from(u32::try_from(cores.get()).unwrap_or(1)));
+    threshold.mul_f64(1.0 + busy / cores)
+}
+
 const WAIT_STEP: Duration = Duration::from_millis(5);

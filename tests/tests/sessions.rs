@@ -87,14 +87,14 @@ async fn s4_another_principal_learns_nothing_on_any_path_live_restored_or_ended(
 
 #[tokio::test]
 async fn s5_idle_sessions_expire_busy_ones_do_not() -> Result<()> {
-    let (_up, gateway) = stand("[session]\nidle_expiry = \"2s\"\n").await?;
+    let (_up, gateway) = stand("[session]\nidle_expiry = \"4s\"\n").await?;
     let url = gateway.url("h")?;
     let idle = RawClient::open(&url, VERSION).await?;
     let calling = RawClient::open(&url, VERSION).await?;
     let listening = RawClient::open(&url, VERSION).await?;
     let stream = listening.get_stream(None).await?;
     assert_eq!(stream.status, 200);
-    let slow = calling.call_through("slow", json!({"ms": 4000})).await?;
+    let slow = calling.call_through("slow", json!({"ms": 8000})).await?;
     slow.result().context("a call in flight keeps its session")?;
     assert_eq!(idle.request("tools/list", Value::Null).await?.status, 404, "expired");
     listening.request("tools/list", Value::Null).await?.result().context("an open stream keeps its session")?;
@@ -104,10 +104,10 @@ async fn s5_idle_sessions_expire_busy_ones_do_not() -> Result<()> {
 
 #[tokio::test]
 async fn s5_s9_a_session_that_came_overdue_while_nothing_ran_is_expired_at_the_start() -> Result<()> {
-    let (up, mut gateway) = stand("[session]\nidle_expiry = \"1s\"\n").await?;
+    let (up, mut gateway) = stand("[session]\nidle_expiry = \"3s\"\n").await?;
     let client = RawClient::open(&gateway.url("h")?, VERSION).await?;
     gateway.kill_all().await?;
-    tokio::time::sleep(Duration::from_millis(1200)).await;
+    tokio::time::sleep(Duration::from_millis(3200)).await;
     gateway.start_again().await?;
     assert_eq!(gateway.status().await?["sessions"]["stored"], 0, "expired durably, before anybody asked");
     assert_eq!(client.request("tools/list", Value::Null).await?.status, 404);
@@ -358,7 +358,7 @@ async fn s6_of_many_deletes_at_once_the_first_ends_the_session_and_none_fails() 
 #[tokio::test]
 async fn s9_a_child_that_no_worker_has_taken_up_ends_with_its_session() -> Result<()> {
     let up = UpS::new(&[])?;
-    let mut gateway = Gateway::start(&format!("[session]\nidle_expiry = \"2s\"\n{}", up.toml("s")?), &[]).await?;
+    let mut gateway = Gateway::start(&format!("[session]\nidle_expiry = \"6s\"\n{}", up.toml("s")?), &[]).await?;
     let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
     client.call_through("echo", json!({"text": "a"})).await?.result()?;
     let child = up.starts()?.pop().context("a child")?;

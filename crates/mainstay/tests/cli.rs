@@ -127,6 +127,19 @@ fn runs(pid: u64) -> bool {
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
 }
 
+/// A threshold that holds on an idle machine, for this one as busy as it is: where each process has a part of a core only,
+/// everything takes longer by that much.
+fn stretched(threshold: Duration) -> Duration {
+    let told = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    // The mean of the last minute, and how many run at this moment.
+    let mean = told.split(' ').next().and_then(|mean| mean.parse::<f64>().ok());
+    let running = told.split(' ').nth(3).and_then(|tasks| tasks.split('/').next()?.parse::<f64>().ok());
+    let busy = mean.unwrap_or(0.0).max(running.unwrap_or(0.0));
+    let cores =
+        std::thread::available_parallelism().map_or(1.0, |cores| f64::from(u32::try_from(cores.get()).unwrap_or(1)));
+    threshold.mul_f64(1.0 + busy / cores)
+}
+
 #[test]
 fn o1_every_route_of_the_table_refuses_who_has_not_the_token() {
     let gateway = Gateway::start();
@@ -243,7 +256,7 @@ fn t6_a_second_gateway_on_the_state_directory_names_the_first() {
     let gateway = Gateway::start();
     let began = Instant::now();
     let second = run(&mut serve(&gateway.state_dir()));
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(began.elapsed() < stretched(Duration::from_secs(2)), "{:?}", began.elapsed());
     assert_eq!(second.status.code(), Some(1));
     let told = stderr(&second);
     assert!(told.contains(&gateway.keeper.id().to_string()) && told.contains("hint:"), "{told}");

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -97,7 +98,7 @@ pub(crate) struct Fake {
 
 impl Fake {
     pub(crate) async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = lasting_listener().await;
         let address = listener.local_addr().unwrap();
         let state = Arc::new(Mutex::new(State::new()));
         let (gate, opened) = watch::channel((true, 0));
@@ -210,6 +211,35 @@ impl State {
     }
 }
 
+/// A listener on a port below the range from which the system takes ports for outgoing connections: nobody is given it
+/// while it is closed.
+async fn lasting_listener() -> TcpListener {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let width = PORTS.end - PORTS.start;
+    let spread = u16::try_from(std::process::id() % u32::from(width)).unwrap();
+    loop {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(41).wrapping_add(spread);
+        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, PORTS.start + step % width)).await {
+            return listener;
+        }
+    }
+}
+
+/// A process that another test forks holds what was closed just now until it becomes its own program.
+async fn bind_again(address: SocketAddr) -> TcpListener {
+    let deadline = tokio::time::Instant::now() + BIND_AGAIN_MAX;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "{address}: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+const PORTS: std::ops::Range<u16> = 10_240..32_000;
+const BIND_AGAIN_MAX: Duration = Duration::from_secs(10);
+
 async fn accept(
     listener: TcpListener,
     address: SocketAddr,
@@ -220,7 +250,7 @@ async fn accept(
     loop {
         let (open, _) = *gate.borrow_and_update();
         match (&listener, open) {
-            (None, true) => listener = Some(TcpListener::bind(address).await.unwrap()),
+            (None, true) => listener = Some(bind_again(address).await),
             (Some(_), false) => listener = None,
             _ => {}
         }
