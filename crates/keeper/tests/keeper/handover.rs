@@ -15,6 +15,13 @@ fn offering(settings: &str) -> Probe {
     probe
 }
 
+/// A keeper whose rehearsals offer other settings each time, since the same are no reason for a handover.
+fn offering_others() -> Probe {
+    let probe = Probe::start();
+    probe.set_rehearsal("printf 'settings of %s' $$");
+    probe
+}
+
 /// Asks for a reload and talks to whoever serves after it.
 fn reload(probe: &Probe, talk: &mut Talk) -> Talk {
     let (_, number) = talk.worker();
@@ -71,7 +78,7 @@ fn t4_a_reload_gives_the_successor_other_settings_and_the_same_children() {
 
 #[test]
 fn c8_lines_that_a_child_writes_over_many_handovers_reach_exactly_one_worker() {
-    let probe = offering("again");
+    let probe = offering_others();
     let mut talk = probe.connect();
     let child = talk.spawn("for i in $(seq 1 600); do echo line $i; [ $((i % 7)) = 0 ] && sleep 0.01; done; cat");
     let file = probe.path("lines");
@@ -90,7 +97,7 @@ fn c8_lines_that_a_child_writes_over_many_handovers_reach_exactly_one_worker() {
 #[test]
 fn t1_idle_connections_go_to_the_successor_with_what_was_read_of_them() {
     const CLIENTS: usize = 700;
-    let probe = offering("again");
+    let probe = offering_others();
     let mut talk = probe.connect();
     let mut clients: Vec<_> = (0..CLIENTS).map(|number| idle_client(&probe, &format!("GET /{number}"))).collect();
     await_idle(&mut talk, CLIENTS);
@@ -109,7 +116,7 @@ fn t1_idle_connections_go_to_the_successor_with_what_was_read_of_them() {
 #[test]
 fn t1_a_keeper_that_runs_out_of_descriptors_closes_idle_connections_and_serves() {
     const CLIENTS: usize = 60;
-    let probe = offering("again");
+    let probe = offering_others();
     let mut talk = probe.connect();
     let mut clients: Vec<_> = (0..CLIENTS).map(|number| idle_client(&probe, &format!("GET /{number}"))).collect();
     await_idle(&mut talk, CLIENTS);
