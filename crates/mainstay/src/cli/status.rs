@@ -17,6 +17,19 @@ pub(super) fn run(place: &Place, out: &Output) -> Result<(), Failure> {
     out.line(&text(&status))
 }
 
+/// How the last reload or upgrade went.
+fn handover(status: &Value) -> String {
+    let word = |name: &str| status["handover"][name].as_str().map(plain).unwrap_or_default();
+    match status["handover"]["outcome"].as_str() {
+        None => "none since the start".to_owned(),
+        Some("succeeded") if word("kind") == "upgrade" => {
+            format!("upgraded from {} to {}, {} ago", word("from_version"), word("to_version"), ago(&word("at")))
+        }
+        Some("succeeded") => format!("reloaded {} ago", ago(&word("at"))),
+        Some(_) => format!("{} failed {} ago: {}", word("kind"), ago(&word("at")), word("reason")),
+    }
+}
+
 fn text(status: &Value) -> String {
     let word = |path: &str| match status.pointer(path) {
         Some(Value::String(text)) => plain(text),
@@ -29,7 +42,7 @@ fn text(status: &Value) -> String {
         format!("mainstay {}, {ready}", word("/version")),
         format!("mcp       http://{}", word("/mcp")),
         format!("admin     http://{}", word("/admin")),
-        format!("keeper    pid {}", word("/keeper/pid")),
+        format!("keeper    pid {}, mainstay {}", word("/keeper/pid"), word("/keeper/version")),
         format!(
             "worker    pid {}, number {}, epoch {}, up {}",
             word("/worker/pid"),
@@ -37,6 +50,7 @@ fn text(status: &Value) -> String {
             word("/worker/epoch"),
             ago(started),
         ),
+        format!("handover  {}", handover(status)),
         format!("servers   {}", word("/servers")),
         format!("sessions  {} stored, {} in memory", word("/sessions/stored"), word("/sessions/live")),
     ]

@@ -224,6 +224,10 @@ impl Engine {
     }
 
     fn notice(self: &Arc<Self>, key: SessionKey, notice: Notice) {
+        // What is known of sessions is the next worker's to write.
+        if self.has_left() && matches!(notice, Notice::Record(_) | Notice::Remade { .. } | Notice::Opened(_)) {
+            return;
+        }
         if let Notice::Record(record) = notice {
             self.store.hint(Write::Resume(*record));
             return;
