@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 
-use mainstay_keeper::{ProcessIdentity, Signal, signal};
+use mainstay_keeper::{ProcessIdentity, Signal, UNCHANGED, signal};
 
 use crate::probe::{BOUND, Probe, Talk, eventually};
 
@@ -25,6 +25,12 @@ fn offering_others() -> Probe {
 /// Asks for a reload and talks to whoever serves after it.
 fn reload(probe: &Probe, talk: &mut Talk) -> Talk {
     let (_, number) = talk.worker();
+    // The same settings once more are no reload.
+    let in_force = talk.ask("settings");
+    if probe.offers(&in_force) {
+        assert_eq!(talk.ask("succeed reload"), format!("refused {UNCHANGED}"));
+        probe.offer_settings(&format!("{in_force}+"));
+    }
     assert_eq!(talk.ask("succeed reload"), "granted");
     probe.connect_beyond(number)
 }

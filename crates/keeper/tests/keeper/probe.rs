@@ -134,6 +134,11 @@ impl Probe {
         self.set_rehearsal(&format!("printf '%s' '{settings}'"));
     }
 
+    /// Whether that is what rehearsals offer.
+    pub(crate) fn offers(&self, settings: &str) -> bool {
+        fs::read_to_string(self.path("rehearsal")).unwrap().ends_with(&format!("'{settings}'"))
+    }
+
     /// What a rehearsal does.
     pub(crate) fn set_rehearsal(&self, script: &str) {
         fs::write(self.path("rehearsal.draft"), script).unwrap();
