@@ -57,6 +57,7 @@ mod start;
 mod stream;
 mod supervision;
 mod table;
+mod unheard;
 
 /// One client session's way to a stdio server.
 pub(crate) struct Child {

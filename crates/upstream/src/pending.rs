@@ -103,9 +103,7 @@ impl<S: Clone> Pending<S> {
     pub(crate) fn owner_of(&self, scanned: &Envelope, message: &[u8]) -> Owner<S> {
         match scanned.method_name(message).as_deref() {
             Some("notifications/progress") => {
-                let token =
-                    scanned.params.as_ref().and_then(|params| envelope::member(message, params, "progressToken"));
-                let stream = token.and_then(|span| stream_of(&message[span]));
+                let stream = progress_of(scanned, message);
                 let newest = self.newest(|entry| stream.is_some() && entry.stream == stream);
                 // Progress of a call that is answered is too late for anybody (R7).
                 newest.map_or(Owner::Nobody, Owner::Call)
@@ -132,6 +130,14 @@ impl<S> Default for Pending<S> {
     fn default() -> Self {
         Self { entries: HashMap::new(), registered: 0 }
     }
+}
+
+/// The call whose progress `message` tells, if it does that.
+pub(crate) fn progress_of(scanned: &Envelope, message: &[u8]) -> Option<StreamId> {
+    if scanned.method_name(message).as_deref() != Some("notifications/progress") {
+        return None;
+    }
+    stream_of(&message[envelope::member(message, scanned.params.as_ref()?, "progressToken")?])
 }
 
 fn stream_of(id: &[u8]) -> Option<StreamId> {

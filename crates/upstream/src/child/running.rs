@@ -374,6 +374,7 @@ impl Running {
                     return Aftermath::Nothing;
                 }
                 Owner::Session => Aftermath::Tell(bytes, scanned.kind),
+                Owner::Nobody if table.keep_progress(number, scanned, &bytes) => return Aftermath::Nothing,
                 Owner::Nobody => Aftermath::Nothing,
             },
         };

@@ -16,6 +16,7 @@ use super::end::End;
 use super::oversize::Lost;
 use super::parked::Parked;
 use super::slot::{Delivery, Slot};
+use super::unheard::Unheard;
 use crate::dialect;
 use crate::pending::{self, Pending, Ticket};
 use crate::wire;
@@ -30,6 +31,7 @@ pub(super) struct Table {
     given_up: Vec<StreamId>,
     pub(super) acks: Acks,
     parked: Parked,
+    unheard: Unheard,
     pub(super) end: Option<End>,
 }
 
@@ -85,9 +87,47 @@ impl Table {
 
     /// The call of an earlier worker: its answer, or a place to wait for it. `None` if no answer can come.
     pub(super) fn rejoin(&mut self, id: &RoutedId) -> Option<Rejoined> {
-        match *self.open.get(&id.stream)? {
-            Some(number) => self.parked.answer(id.stream, number).map(Rejoined::Answered),
-            None => self.register(id.encode().into(), true).map(Rejoined::Waiting),
+        let Some(number) = *self.open.get(&id.stream)? else {
+            let place = self.register(id.encode().into(), true)?;
+            self.hand_on_progress(&place);
+            return Some(Rejoined::Waiting(place));
+        };
+        let answer = self.parked.answer(id.stream, number)?;
+        if self.unheard.has(id.stream)
+            && let Some(place) = self.register(id.encode().into(), true)
+        {
+            // Everything is here: nothing else is waited for.
+            self.pending.leave(&place.ticket);
+            self.hand_on_progress(&place);
+            place.slot.push(Delivery::Response { bytes: answer, number: None });
+            return Some(Rejoined::Waiting(place));
+        }
+        Some(Rejoined::Answered(answer))
+    }
+
+    fn hand_on_progress(&mut self, place: &Place) {
+        let Some(call) = place.call else { return };
+        for (number, bytes) in self.unheard.take(call) {
+            place.slot.push(Delivery::Message { bytes, number });
+        }
+    }
+
+    /// Keeps progress of a call that is open and that nobody waits for: its client is about to come back. False if it is
+    /// no such message.
+    pub(super) fn keep_progress(&mut self, number: u64, scanned: &Envelope, message: &Bytes) -> bool {
+        let Some(call) = pending::progress_of(scanned, message) else { return false };
+        if self.open.get(&call) != Some(&None) {
+            return false;
+        }
+        if let Some(replaced) = self.unheard.keep(call, number, message) {
+            self.acks.delivered(replaced);
+        }
+        true
+    }
+
+    fn drop_progress(&mut self, call: StreamId) {
+        for (number, _) in self.unheard.take(call) {
+            self.acks.delivered(number);
         }
     }
 
@@ -104,6 +144,7 @@ impl Table {
     pub(super) fn settle(&mut self, call: StreamId) {
         let Some(answer) = self.open.remove(&call) else { return };
         self.acks.settled(tag_of(call));
+        self.drop_progress(call);
         if let Some(number) = answer {
             self.parked.remove(call, number);
             self.acks.delivered(number);
@@ -138,6 +179,8 @@ impl Table {
     pub(super) fn finish(&mut self, end: End) {
         self.end = Some(end);
         self.pending.drain().for_each(|entry| entry.slot.push(Delivery::Gone));
+        // Whoever comes back for these hears that their outcome is unknown, and nothing before it.
+        self.unanswered().into_iter().for_each(|call| self.drop_progress(call));
     }
 
     /// Gives an answer to its call, or parks it for one of an earlier worker. False if it is nobody's.
@@ -215,12 +258,17 @@ impl Table {
         self.pending.owner_of(scanned, message)
     }
 
-    /// Lets go of answers that nobody has taken, if there are so many that the child might have to wait for them: first
-    /// those that nobody has asked for, oldest first. Returns how many.
+    /// Lets go of progress and of answers that nobody has taken, if there are so many that the child might have to wait for
+    /// them: of the answers first those that nobody has asked for, oldest first. Returns how many answers.
     pub(super) fn relieve(&mut self) -> usize {
         let (frames, bytes) = self.acks.held();
         if frames <= HELD_FRAMES_MAX && bytes <= HELD_BYTES_MAX {
             return 0;
+        }
+        while self.is_crowded()
+            && let Some(call) = self.unheard.oldest()
+        {
+            self.drop_progress(call);
         }
         let mut count = 0;
         while self.is_crowded()

@@ -98,6 +98,49 @@ fn r4_whoever_comes_back_under_another_spelling_of_its_id_gets_its_answer() {
     assert_eq!(place.slot.close(), []);
 }
 
+/// The child tells of progress. Whether it is kept for somebody who comes back.
+fn progress(table: &mut Table, number: u64, token: &[u8]) -> bool {
+    let head = br#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":1,"progressToken":"#;
+    let message = Bytes::from([&head[..], token, b"}}"].concat());
+    let scanned = envelope::scan(&message).expect("a notification");
+    table.acks.arrived(number, message.len());
+    assert!(matches!(table.owner_of(&scanned, &message), Owner::Nobody));
+    let kept = table.keep_progress(number, &scanned, &message);
+    if !kept {
+        table.acks.delivered(number);
+    }
+    kept
+}
+
+#[test]
+fn r7_c8_progress_waits_in_custody_for_the_client_that_comes_back_and_precedes_the_answer() {
+    let mut table = table();
+    let (running, answered) = (call(EPOCH - 1, 1), call(EPOCH - 1, 2));
+    assert!(progress(&mut table, 1, &raw(&running)) && progress(&mut table, 2, &raw(&running)));
+    assert!(progress(&mut table, 3, &raw(&answered)));
+    assert!(answer(&mut table, 4, &raw(&answered)));
+    assert!(!progress(&mut table, 5, &raw(&answered)), "too late");
+    assert!(!progress(&mut table, 6, &raw(&call(EPOCH - 1, 3))), "not open");
+    assert_eq!(table.acks.held().0, 4, "none is let go");
+    for (id, frames) in [(&running, vec![1, 2]), (&answered, vec![3])] {
+        let Some(Rejoined::Waiting(place)) = table.rejoin(id) else { panic!("it is open") };
+        assert_eq!(place.slot.close(), frames);
+        table.leave(&place, true);
+    }
+    assert_eq!(is_answered(table.rejoin(&answered)), Some(true), "the answer stays until it is settled");
+}
+
+#[test]
+fn r7_progress_that_nobody_comes_back_for_goes_with_its_call_or_its_child() {
+    let mut table = table();
+    let (settled, lost) = (call(EPOCH - 1, 1), call(EPOCH - 1, 2));
+    assert!(progress(&mut table, 1, &raw(&settled)) && progress(&mut table, 2, &raw(&lost)));
+    table.settle(settled.stream);
+    assert_eq!(table.acks.held().0, 1);
+    table.finish(End { exit: None, restarted: false });
+    assert!(table.acks.is_settled());
+}
+
 #[test]
 fn r4_what_can_not_be_kept_is_not_waited_for() {
     // An answer that was too large ends its call, whoever waits.
