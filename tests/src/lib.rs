@@ -14,6 +14,7 @@ mod procs;
 mod raw;
 mod sdk;
 pub mod server;
+pub mod soak;
 pub mod up_h;
 pub mod up_l;
 pub mod up_s;

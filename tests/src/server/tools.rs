@@ -42,7 +42,7 @@ pub(super) fn call(world: &World, facts: &mut Facts, params: &Value) -> Plan {
             None => Reply::error(-32602, "missing argument text"),
         }),
         "whoami" => Plan::answer(Reply::text(whoami(facts).to_string())),
-        "incr" => Plan::answer(incr(world, facts)),
+        "incr" => Plan::answer(incr(world, facts, args)),
         "read" => Plan::answer(Reply::text("read")),
         "slow" => {
             let ms = number(args, "ms", 0);
@@ -97,7 +97,7 @@ fn definitions() -> Vec<Value> {
     vec![
         tool("echo", "Answers its text", json!({"text": string})),
         tool("whoami", "Tells what the session knows of itself, as JSON", json!({})),
-        tool("incr", "Adds a line to a file, then answers", json!({})),
+        tool("incr", "Adds a line to a file, then answers", json!({"tag": string})),
         read,
         tool("slow", "Waits, and can be cancelled", json!({"ms": integer})),
         tool("prog", "Reports progress n times", json!({"n": integer, "delay_ms": integer})),
@@ -130,9 +130,10 @@ fn whoami(facts: &Facts) -> Value {
     })
 }
 
-fn incr(world: &World, facts: &Facts) -> Reply {
+fn incr(world: &World, facts: &Facts, args: &Value) -> Reply {
     let count = world.counters().executions.get("incr").copied().unwrap_or_default();
-    match world.add_line(&format!("{} {} {count}", std::process::id(), facts.session)) {
+    let tag = args["tag"].as_str().map_or_else(String::new, |tag| format!(" {tag}"));
+    match world.add_line(&format!("{} {} {count}{tag}", std::process::id(), facts.session)) {
         Ok(()) => Reply::text(count.to_string()),
         Err(error) => Reply::failed(format!("the line was not written: {error}")),
     }
