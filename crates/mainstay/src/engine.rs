@@ -305,9 +305,10 @@ impl Engine {
         self.stopping.wait().await;
     }
 
-    /// Resolves once no call is in flight, or `bound` has passed.
+    /// Resolves once no call is in flight and who waits for an answer on a stream has it, or `bound` has passed. Listening
+    /// streams have ended by then.
     async fn quiet(&self, bound: Duration) {
-        let quiet = || self.openings.count() == 0 && self.live.iter().all(|live| live.activity().calls == 0);
+        let quiet = || self.openings.count() == 0 && self.live.iter().all(|live| live.activity().is_idle());
         self.until(bound, quiet).await;
     }
 
