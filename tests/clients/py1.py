@@ -1,10 +1,13 @@
-"""The Python SDK of the 1.x line as a client. Usage: py1.py URL (see README.md)."""
+"""The Python SDK of the 1.x line as a client. Usage: py1.py URL (see README.md). A URL that ends in
+`/sse` is spoken to over HTTP+SSE (2024-11-05)."""
 
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, AsyncIterator
+from urllib.parse import urlparse
 
 from mcp import ClientSession, types
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
@@ -46,15 +49,28 @@ async def open_session(url: str, wire: Wire, inbox: Inbox) -> AsyncIterator[Sess
         if isinstance(message, types.ServerNotification):
             inbox.received(message.root)
 
-    async with create_mcp_http_client() as http_client:
+    def watched(**options: Any) -> Any:
+        http_client = create_mcp_http_client(**options)
         wire.watch(http_client)
-        async with (
-            streamable_http_client(url, http_client=http_client) as (reader, writer, _),
-            ClientSession(
-                reader, writer, elicitation_callback=elicit, message_handler=received
-            ) as session,
-        ):
-            yield Session(session, await session.initialize())
+        return http_client
+
+    @asynccontextmanager
+    async def streams() -> AsyncIterator[tuple[Any, Any]]:
+        if urlparse(url).path.endswith("/sse"):
+            async with sse_client(url, httpx_client_factory=watched) as (reader, writer):
+                yield reader, writer
+            return
+        async with watched() as http_client:
+            async with streamable_http_client(url, http_client=http_client) as (reader, writer, _):
+                yield reader, writer
+
+    async with (
+        streams() as (reader, writer),
+        ClientSession(
+            reader, writer, elicitation_callback=elicit, message_handler=received
+        ) as session,
+    ):
+        yield Session(session, await session.initialize())
 
 
 drive(open_session)

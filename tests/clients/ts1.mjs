@@ -1,4 +1,5 @@
-// The TypeScript SDK of the 1.x line as a client. Usage: ts1.mjs URL (see README.md).
+// The TypeScript SDK of the 1.x line as a client. Usage: ts1.mjs URL (see README.md). A URL that ends in `/sse` is
+// spoken to over HTTP+SSE (2024-11-05).
 
 import { drive } from './driver.mjs';
 import { load } from './packages.mjs';
@@ -7,6 +8,7 @@ const { Client } = load('@modelcontextprotocol/sdk/client/index.js');
 const { StreamableHTTPClientTransport } = load(
     '@modelcontextprotocol/sdk/client/streamableHttp.js'
 );
+const { SSEClientTransport } = load('@modelcontextprotocol/sdk/client/sse.js');
 const { ElicitRequestSchema } = load('@modelcontextprotocol/sdk/types.js');
 
 drive(({ url, fetch, elicit }) => {
@@ -15,5 +17,7 @@ drive(({ url, fetch, elicit }) => {
         { capabilities: { elicitation: {} } }
     );
     client.setRequestHandler(ElicitRequestSchema, elicit);
-    return { client, transport: new StreamableHTTPClientTransport(url, { fetch }) };
+    const isSse = new URL(url).pathname.endsWith('/sse');
+    const Transport = isSse ? SSEClientTransport : StreamableHTTPClientTransport;
+    return { client, transport: new Transport(url, { fetch }) };
 });

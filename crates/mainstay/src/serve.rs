@@ -1,10 +1,12 @@
-//! The client's side: streamable HTTP on the MCP listener (2025-03-26, 2025-06-18, 2025-11-25).
+//! The client's side: streamable HTTP on the MCP listener (2025-03-26, 2025-06-18, 2025-11-25), and HTTP+SSE
+//! (2024-11-05).
 //!
 //! `serve` reads requests and writes replies. What a request means is the engine's; which status a refusal has is
 //! `reply`'s alone.
 
 mod connection;
 pub mod guard;
+pub mod legacy;
 pub mod mcp;
 pub mod rate;
 pub mod reply;
@@ -25,6 +27,7 @@ use crate::engine::tally::Tally;
 use crate::runtime::spawn;
 use crate::serve::connection::Wire;
 use crate::serve::guard::Guard;
+use crate::serve::legacy::Lobby;
 use crate::serve::rate::Rate;
 use crate::serve::reply::Answer;
 
@@ -46,6 +49,8 @@ pub struct Front {
     pub header_bytes_max: usize,
     /// Whether a request must name its agent (I2).
     pub require_agent: bool,
+    /// The open event streams of clients of 2024-11-05.
+    pub lobby: Arc<Lobby>,
     /// Requests that have no response yet.
     pub exchanges: Tally,
     /// Connections of which it is not settled what a stop means for them.
@@ -109,7 +114,10 @@ async fn route(front: Arc<Front>, peer: IpAddr, request: http::Request<Incoming>
         "/healthz" => reply::health(true),
         "/readyz" => reply::health(front.engine.is_ready()),
         path => match path.strip_prefix("/mcp/").map(str::to_owned) {
-            Some(server) => mcp::serve(&front, peer, &server, request).await,
+            Some(path) => match path.strip_suffix("/sse") {
+                Some(server) => legacy::serve(&front, peer, server, request).await,
+                None => mcp::serve(&front, peer, &path, request).await,
+            },
             None => mcp::nowhere(&front, request.headers()).await,
         },
     }

@@ -332,6 +332,7 @@ fn front(config: &Config, engine: &Arc<Engine>) -> anyhow::Result<Front> {
         header_bytes_max: config.limits.header_bytes_max,
         rate: Rate::new(config.limits.initialize_per_minute),
         require_agent: config.auth.require_agent,
+        lobby: Arc::default(),
         exchanges: Tally::default(),
         undecided: Tally::default(),
         open: Tally::default(),

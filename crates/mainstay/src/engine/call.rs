@@ -4,6 +4,7 @@
 //! answer, with an error that says what is known of its outcome, or with its session.
 
 mod driver;
+pub(crate) mod relay;
 pub(crate) mod take_up;
 
 use std::sync::Arc;

@@ -15,6 +15,10 @@ use crate::engine::live::{Barred, Entry, Live, Parts};
 use crate::engine::{Caller, Engine, HOLD, Refused, SESSION_UNKNOWN, Served, refused};
 use crate::runtime::spawn;
 
+mod taken_back;
+
+pub use self::taken_back::Evidence;
+
 impl Engine {
     /// The live session that `id` names, for a request of `caller` to `served`. The request counts as use of it
     /// until the entry is dropped.
@@ -32,9 +36,7 @@ impl Engine {
         {
             return Ok(entry);
         }
-        let held = tokio::time::timeout(HOLD, self.find_at_last(key, caller, served));
-        held.await
-            .map_err(|_| Refused::new(Code::Unavailable, "the session cannot be restored now; try again later"))?
+        self.find_key(key, caller, served).await
     }
 
     /// Looks until the session is there and stays, or is known to be gone.
@@ -75,6 +77,16 @@ impl Engine {
                 Err(refused(&refusal))
             }
         }
+    }
+
+    /// As [`find`](Self::find), by the key of a session that the caller has shown to know.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub async fn find_key(self: &Arc<Self>, key: SessionKey, caller: &Caller, served: &Served) -> Result<Entry, Refused> {
+        tokio::time::timeout(HOLD, self.find_at_last(key, caller, served))
+            .await
+            .map_err(|_| Refused::new(Code::Unavailable, "the session cannot be restored now; try again later"))?
     }
 
     /// The live session `key`, for an operator: whose it is does not matter.

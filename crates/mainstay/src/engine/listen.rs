@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::engine::call::take_up::event_unknown;
 use crate::engine::live::Live;
-use crate::engine::stream::{Message, Reader, encoded};
+use crate::engine::stream::{Message, Reader, named};
 use crate::engine::{Engine, ListenStream, Refused};
 use crate::runtime::spawn;
 
@@ -67,7 +67,7 @@ impl Engine {
         }
         let (mut events, _) = self.history(live, event.stream, event.sequence, false).await;
         events.retain(|kept| event.stream != live.listen.id() || !live.listen.is_of_this_life(kept.sequence));
-        let backlog = encoded(live.key.tag(), event.stream, None, &events);
+        let backlog = named(live.key.tag(), event.stream, None, &events);
         live.listen.read(Some(0), Some(cursor)).after(backlog)
     }
 

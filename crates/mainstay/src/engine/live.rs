@@ -46,6 +46,10 @@ pub struct Live {
     answered_for: AtomicBool,
     notice: Mutex<Option<Bytes>>,
     has_notice: AtomicBool,
+    /// Whether answers, too, go on the listening stream (2024-11-05).
+    relays: AtomicBool,
+    /// Whether what earlier lives of the session left for its one stream is on it.
+    pub recalled: tokio::sync::Mutex<bool>,
 }
 
 /// The machine, and whether its session is on its way out of memory. Whoever finds it leaving waits in the session's
@@ -128,6 +132,8 @@ impl Live {
             answered_for: AtomicBool::new(false),
             notice: Mutex::new(None),
             has_notice: AtomicBool::new(false),
+            relays: AtomicBool::new(false),
+            recalled: tokio::sync::Mutex::new(false),
         })
     }
 
@@ -303,6 +309,29 @@ impl Live {
     /// Whether an answer is kept that its client has not taken.
     pub fn owes_answers(&self) -> bool {
         self.traffic.lock().streams.values().any(|stream| !stream.is_delivered())
+            || self.relays() && self.listen.unread().0 > 0
+    }
+
+    /// Notes that answers, too, go on the listening stream, and has everything on that kept from now on.
+    pub fn relay(&self) {
+        if !self.relays.swap(true, Ordering::AcqRel) {
+            self.listen.keep_all();
+        }
+    }
+
+    /// Whether answers, too, go on the listening stream.
+    pub fn relays(&self) -> bool {
+        self.relays.load(Ordering::Acquire)
+    }
+
+    /// Whether a connection reads a stream of this session.
+    pub fn is_read(&self) -> bool {
+        self.streams.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether the call `stream` is in flight.
+    pub fn is_in_flight(&self, stream: StreamId) -> bool {
+        self.traffic.lock().calls.iter().any(|call| call.stream == stream)
     }
 
     /// Gives a call up that the client cancelled and the server does not answer.
@@ -419,10 +448,13 @@ impl Live {
         Some(placed)
     }
 
-    /// Ends everything that runs in this session's name in memory; the ledger knows already.
+    /// Ends everything that runs in this session's name in memory; the ledger knows already. A stream that carries
+    /// answers, too, is left to its reader, who waits for what the calls in flight are told.
     pub fn shut(&self) {
         self.ended.set();
-        self.listen.close();
+        if !self.relays() {
+            self.listen.close();
+        }
     }
 }
 

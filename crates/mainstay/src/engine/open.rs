@@ -37,10 +37,25 @@ impl Engine {
     /// # Errors
     /// What the client is to be told; [`Code::http_status`] says whether inside HTTP 200.
     pub async fn open(self: &Arc<Self>, caller: &Caller, served: &Served, params: Bytes) -> Result<Welcome, Refused> {
+        self.open_under(draw_id()?, caller, served, params).await
+    }
+
+    /// As [`open`](Self::open), under an id that [`draw_id`] gave and that was never used: where the client has to know
+    /// it before its session is opened (2024-11-05).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn open_under(
+        self: &Arc<Self>,
+        id: SessionId,
+        caller: &Caller,
+        served: &Served,
+        params: Bytes,
+    ) -> Result<Welcome, Refused> {
         let _opening = self.openings.enter();
         self.census.enter(&caller.principal)?;
         let started = self.now();
-        let opened = self.open_counted(caller, served, params).await;
+        let opened = self.open_counted(id, caller, served, params).await;
         let outcome = opened.as_ref().err().map(|refusal| refusal.code);
         self.metrics.call(&served.server.name, Method::Initialize, self.now().since(started), outcome);
         if opened.is_err() {
@@ -51,11 +66,11 @@ impl Engine {
 
     async fn open_counted(
         self: &Arc<Self>,
+        id: SessionId,
         caller: &Caller,
         served: &Served,
         params: Bytes,
     ) -> Result<Welcome, Refused> {
-        let id = SessionId::from_entropy(entropy().map_err(|error| Refused::new(Code::Internal, error.to_string()))?);
         let key = self.keyring.session_key(&id);
         let handshake = Handshake {
             key,
@@ -205,6 +220,15 @@ impl Engine {
             }));
         }
     }
+}
+
+/// An id that no session has or had.
+///
+/// # Errors
+/// [`Code::Internal`] if the system gives no entropy.
+pub fn draw_id() -> Result<SessionId, Refused> {
+    let entropy = entropy().map_err(|error| Refused::new(Code::Internal, error.to_string()))?;
+    Ok(SessionId::from_entropy(entropy))
 }
 
 /// An `InitializeResult` and the version in it.

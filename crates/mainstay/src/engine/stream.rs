@@ -182,6 +182,46 @@ impl Stream {
         self.append(message, None);
     }
 
+    /// As [`push`](Self::push). The place of the message in the stream; `None` if the stream is finished.
+    pub fn place(&self, message: Message) -> Option<u64> {
+        self.append(message, None)
+    }
+
+    /// Has every event kept from now on, whether somebody reads or not.
+    pub fn keep_all(&self) {
+        self.log.lock().is_kept = true;
+    }
+
+    /// Resolves once the event `sequence` is durable, or can't be, or the stream is closed.
+    pub async fn settled_at(&self, sequence: u64) {
+        self.until(|log| log.settled_through >= sequence || log.finished).await;
+    }
+
+    /// Resolves once a reader has taken the event `sequence`, or the stream is closed; `true` if it was taken.
+    pub async fn taken(&self, sequence: u64) -> bool {
+        self.until(|log| log.sent_through >= sequence || log.finished).await;
+        self.log.lock().sent_through >= sequence
+    }
+
+    /// How many messages that somebody waits for no reader has taken, and their bytes.
+    pub fn unread(&self) -> (usize, usize) {
+        let log = self.log.lock();
+        let waiting = |event: &&Logged| event.weight == Weight::Essential && event.sequence > log.sent_through;
+        log.events.iter().filter(waiting).fold((0, 0), |(count, bytes), event| (count + 1, bytes + event.message.len()))
+    }
+
+    async fn until(&self, holds: impl Fn(&Log) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if holds(&self.log.lock()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// Appends the last message.
     pub fn finish(&self, message: Message) {
         self.append(message, Some(Ending::Answered));
@@ -199,15 +239,7 @@ impl Stream {
 
     /// Resolves once a reader has taken everything. For a finished stream.
     pub async fn delivered(&self) {
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if self.is_delivered() {
-                return;
-            }
-            changed.await;
-        }
+        self.until(Log::is_delivered).await;
     }
 
     /// How many bytes of messages are kept in memory.
@@ -254,11 +286,11 @@ impl Stream {
         self.first_in_memory() <= after + 1
     }
 
-    fn append(&self, message: Message, ending: Option<Ending>) {
-        {
+    fn append(&self, message: Message, ending: Option<Ending>) -> Option<u64> {
+        let placed = {
             let mut log = self.log.lock();
             if log.finished {
-                return;
+                return None;
             }
             let Message { bytes, weight, source, question } = message;
             let sequence = log.next_sequence;
@@ -271,8 +303,10 @@ impl Stream {
                 log.settled_through = sequence;
             }
             log.shrink();
-        }
+            sequence
+        };
         self.changed.notify_waiters();
+        Some(placed)
     }
 
     /// Hands an event to the journal, and before it the question that it asks. Whether the journal will say when it may be
@@ -328,6 +362,7 @@ impl Stream {
             generation,
             prime: Some(resumed),
             backlog: VecDeque::new(),
+            form: Form::Streamable,
             ended: false,
         }
     }
@@ -353,16 +388,48 @@ impl Witness for Stream {
     }
 }
 
-/// Events of the journal as a client reads them, for [`Reader::after`].
-pub fn encoded(tag: u32, stream: StreamId, request: Option<&Bytes>, events: &[Event]) -> VecDeque<Bytes> {
-    let encode = |event: &Event| {
+/// Events of the journal under the ids that they have, for [`Reader::after`].
+pub fn named(tag: u32, stream: StreamId, request: Option<&Bytes>, events: &[Event]) -> VecDeque<(String, Bytes)> {
+    let name = |event: &Event| {
         let last = event.ending == Some(Ending::Answered);
         let id = EventId { tag, stream, sequence: event.sequence, last, request: request.cloned() }.to_string();
-        let mut chunk = Vec::with_capacity(event.message.len() + 64);
-        sse::encode(&mut chunk, Some(&id), None, &event.message);
-        Bytes::from(chunk)
+        (id, event.message.clone())
     };
-    events.iter().map(encode).collect()
+    events.iter().map(name).collect()
+}
+
+/// What the events of a stream look like.
+enum Form {
+    /// As those of streamable HTTP: primed by an empty event.
+    Streamable,
+    /// As 2024-11-05 has them: primed by the event that says where messages are POSTed to, unless that was said already.
+    HttpSse(Option<Box<str>>),
+}
+
+impl Form {
+    fn prime(&mut self, out: &mut Vec<u8>, id: &str) {
+        match self {
+            Self::Streamable => sse::encode(out, Some(id), Some(RETRY_MS), b""),
+            Self::HttpSse(endpoint) => {
+                if let Some(endpoint) = endpoint.take() {
+                    announce(out, Some(id), &endpoint);
+                }
+            }
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>, id: &str, message: &[u8]) {
+        if matches!(self, Self::HttpSse(_)) {
+            out.extend_from_slice(b"event: message\n");
+        }
+        sse::encode(out, Some(id), None, message);
+    }
+}
+
+/// Appends the event that tells a client of 2024-11-05 where to POST its messages.
+pub fn announce(out: &mut Vec<u8>, id: Option<&str>, endpoint: &str) {
+    out.extend_from_slice(b"event: endpoint\n");
+    sse::encode(out, id, Some(RETRY_MS), endpoint.as_bytes());
 }
 
 /// One connection's place in a stream.
@@ -372,15 +439,23 @@ pub struct Reader {
     generation: u64,
     prime: Option<Option<String>>,
     /// What comes between the priming event and what the stream has in memory.
-    backlog: VecDeque<Bytes>,
+    backlog: VecDeque<(String, Bytes)>,
+    form: Form,
     ended: bool,
 }
 
 impl Reader {
     /// This reader, which sends `backlog` first.
     #[must_use]
-    pub fn after(self, backlog: VecDeque<Bytes>) -> Self {
+    pub fn after(self, backlog: VecDeque<(String, Bytes)>) -> Self {
         Self { backlog, ..self }
+    }
+
+    /// This reader, in the form of 2024-11-05. `endpoint` is the URI that is announced first, if that is still to be done.
+    #[must_use]
+    pub fn in_http_sse(self, endpoint: Option<Box<str>>) -> Self {
+        let prime = self.prime.filter(|_| endpoint.is_some());
+        Self { form: Form::HttpSse(endpoint), prime, ..self }
     }
 
     /// The next bytes for the connection: the priming event first, then every event in hand, a comment after 15 quiet
@@ -389,11 +464,13 @@ impl Reader {
         if let Some(resumed) = self.prime.take() {
             let id = resumed.unwrap_or_else(|| self.stream.event_id(self.cursor, false));
             let mut primed = Vec::with_capacity(128);
-            sse::encode(&mut primed, Some(&id), Some(RETRY_MS), b"");
+            self.form.prime(&mut primed, &id);
             return Some(primed.into());
         }
-        if let Some(chunk) = self.backlog.pop_front() {
-            return Some(chunk);
+        if let Some((id, message)) = self.backlog.pop_front() {
+            let mut chunk = Vec::with_capacity(message.len() + 64);
+            self.form.encode(&mut chunk, &id, &message);
+            return Some(chunk.into());
         }
         while !self.ended {
             let stream = Arc::clone(&self.stream);
@@ -404,7 +481,7 @@ impl Reader {
                 return chunk;
             }
             if tokio::time::timeout(KEEP_ALIVE, changed).await.is_err() {
-                return Some(Bytes::from_static(b": still here\n\n"));
+                return Some(STILL_HERE);
             }
         }
         None
@@ -421,7 +498,7 @@ impl Reader {
         let (seen, settled) = (self.cursor, log.settled_through);
         for event in log.events.iter().filter(|event| event.sequence > seen && event.sequence <= settled) {
             let id = self.stream.event_id(event.sequence, event.last);
-            sse::encode(&mut chunk, Some(&id), None, &event.message);
+            self.form.encode(&mut chunk, &id, &event.message);
             self.cursor = event.sequence;
             if chunk.len() >= CHUNK_BYTES {
                 break;
@@ -433,7 +510,7 @@ impl Reader {
             // Lost, it only takes room for longer.
             let _ = self.stream.keep(Content::Delivered(log.sent_through));
         }
-        if delivered {
+        if !chunk.is_empty() || delivered {
             self.stream.changed.notify_waiters();
         }
         if !chunk.is_empty() {
@@ -447,7 +524,10 @@ impl Reader {
 
 /// How long a client waits before it reconnects: longer than any restart takes (`clients.md`).
 pub const RETRY_MS: u64 = 4000;
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// How long a stream may be silent: proxies cut what is silent for longer.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// The comment that breaks a silence.
+pub const STILL_HERE: Bytes = Bytes::from_static(b": still here\n\n");
 const LOG_EVENTS_MAX: usize = 1024;
 const LOG_BYTES_MAX: usize = 4 << 20;
 const CHUNK_BYTES: usize = 64 << 10;

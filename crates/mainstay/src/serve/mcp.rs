@@ -98,7 +98,7 @@ fn opens(verb: &Verb, headers: &HeaderMap) -> bool {
 }
 
 /// Takes an opening out of what `peer` may open (S12).
-fn take_opening(front: &Front, peer: IpAddr) -> Result<(), Refused> {
+pub(super) fn take_opening(front: &Front, peer: IpAddr) -> Result<(), Refused> {
     front.rate.take(peer, front.engine.now()).map_err(|wait| {
         let name = Limit::Openings.name();
         let text = format!("the limit `{name}` is reached: too many sessions were opened from this address; wait");
@@ -107,7 +107,7 @@ fn take_opening(front: &Front, peer: IpAddr) -> Result<(), Refused> {
 }
 
 /// Why a request is not served: nobody knows whose it is, or something is wrong with it.
-enum Unserved {
+pub(super) enum Unserved {
     Denied(Denied),
     Refused(Refused),
 }
@@ -126,7 +126,7 @@ pub async fn nowhere(front: &Arc<Front>, headers: &HeaderMap) -> Response<Answer
 
 /// The id of a request that is to be refused whatever it says: it is read within narrow bounds of size and time, since
 /// an error with another id hangs some clients (S13a), and is empty if it can't be had within them.
-async fn strangers_id(body: Incoming) -> Bytes {
+pub(super) async fn strangers_id(body: Incoming) -> Bytes {
     let mut id = Bytes::new();
     let read = tokio::time::timeout(STRANGER_READ_MAX, read_body(body, STRANGER_BODY_BYTES_MAX)).await;
     if let Ok(Ok(body)) = read {
@@ -224,7 +224,7 @@ async fn many(front: &Arc<Front>, live: &Arc<Live>, messages: Vec<Request>) -> R
 }
 
 /// A notification, or an answer to a question of the server.
-async fn one_way(front: &Arc<Front>, live: &Arc<Live>, message: &Request) {
+pub(super) async fn one_way(front: &Arc<Front>, live: &Arc<Live>, message: &Request) {
     match message.envelope.kind {
         Kind::Notification => front.engine.notification(live, &message.message, &message.envelope).await,
         Kind::Result | Kind::Error => front.engine.answer(live, &message.message, &message.envelope).await,
@@ -297,12 +297,12 @@ fn respond(front: &Arc<Front>, live: &Arc<Live>, reply: Reply) -> Response<Answe
 }
 
 /// What a POST carried.
-struct Posted {
-    messages: Vec<Request>,
-    batched: bool,
+pub(super) struct Posted {
+    pub(super) messages: Vec<Request>,
+    pub(super) batched: bool,
 }
 
-fn parse(body: &Bytes, id: &mut Bytes) -> Result<Posted, Refused> {
+pub(super) fn parse(body: &Bytes, id: &mut Bytes) -> Result<Posted, Refused> {
     let invalid = |text: String| Refused::new(Code::RequestInvalid, text);
     let elements = batch(body).map_err(|error| invalid(format!("the body is not JSON: {error}")))?;
     let batched = elements.is_some();
@@ -340,7 +340,7 @@ fn legible_id(message: &Bytes) -> Bytes {
     if valid { id } else { Bytes::new() }
 }
 
-async fn read_body(body: Incoming, bytes_max: usize) -> Result<Bytes, Refused> {
+pub(super) async fn read_body(body: Incoming, bytes_max: usize) -> Result<Bytes, Refused> {
     let mut body = body;
     let reading = tokio::time::timeout(BODY_READ_MAX, Limited::new(&mut body, bytes_max).collect());
     match reading.await {
@@ -394,7 +394,7 @@ fn accepts_both(headers: &HeaderMap) -> Result<(), Refused> {
 }
 
 /// Whether some `Accept` header has `media` or a wildcard that covers it.
-fn accepts(headers: &HeaderMap, media: &str) -> bool {
+pub(super) fn accepts(headers: &HeaderMap, media: &str) -> bool {
     let group = media.split('/').next().unwrap_or_default();
     headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).any(
         |entry| {
@@ -406,7 +406,7 @@ fn accepts(headers: &HeaderMap, media: &str) -> bool {
     )
 }
 
-fn is_json(headers: &HeaderMap) -> Result<(), Refused> {
+pub(super) fn is_json(headers: &HeaderMap) -> Result<(), Refused> {
     let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media = value.split(';').next().unwrap_or_default().trim();
     if media.eq_ignore_ascii_case("application/json") {

@@ -85,6 +85,11 @@ pub fn events<T: Send + 'static>(
         };
         Some((chunk, (reader, kept, until)))
     });
+    streaming(chunks)
+}
+
+/// Events as `text/event-stream`, as they come.
+pub fn streaming(chunks: impl Stream<Item = Bytes> + Send + 'static) -> Response<Answer> {
     let mut response = Response::new(Answer::Events(Box::pin(chunks)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

@@ -207,15 +207,22 @@ impl Driver {
     /// Runs the call to its end, its messages going to `stream`. What comes back is its response as the client sees it;
     /// `None` for a call that was cancelled and stays without one.
     pub(super) async fn deliver(mut self, stream: &Stream) -> Option<Message> {
+        self.carry(stream, stream).await
+    }
+
+    /// As [`deliver`](Self::deliver), with how far the server's own stream was read being noted in `record`, where that is
+    /// another stream than the one that the messages go on.
+    pub(super) async fn carry(&mut self, stream: &Stream, record: &Stream) -> Option<Message> {
         let live = Arc::clone(&self.live);
         let number = self.flight.stream();
         let bounded = tokio::time::timeout(CALL_MAX, async {
             loop {
                 tokio::select! {
                     step = self.step() => match step {
+                        Step::Message(message) if record.id() != stream.id() => place_apart(message, stream, record),
                         Step::Message(message) => stream.push(message),
                         // Lost, a later worker does not go on with the server's stream.
-                        Step::Reached(source) => drop(stream.note(Content::Reached(source))),
+                        Step::Reached(source) => drop(record.note(Content::Reached(source))),
                         Step::Response(landing) => return Some(self.address(&landing)),
                     },
                     () = live.given_up(number) => return None,
@@ -328,6 +335,16 @@ impl Driver {
     }
 }
 
+/// Appends a message to a stream that is not the call's own, whose `record` says where the message came from. In this
+/// order: a message may come twice after a crash, and none is missing.
+pub(super) fn place_apart(mut message: Message, stream: &Stream, record: &Stream) {
+    let source = message.source.take();
+    stream.push(message);
+    if let Some(source) = source {
+        record.note(Content::Reached(source));
+    }
+}
+
 /// A call whose client waits for it. If the client goes away the call runs on by itself (R8).
 pub(super) struct Carried(pub(super) Option<Driver>);
 
@@ -398,7 +415,7 @@ fn progress_value(message: &[u8], envelope: &Envelope) -> Option<f64> {
 /// The longest that a call may take.
 const CALL_MAX: Duration = Duration::from_hours(24);
 /// How long an answer is kept that nobody has taken: for a machine that sleeps over night.
-const UNDELIVERED_MAX: Duration = Duration::from_hours(24);
+pub(super) const UNDELIVERED_MAX: Duration = Duration::from_hours(24);
 /// How long a finished stream is kept in memory after it was handed to a connection. A client that comes back later,
 /// since its machine fell asleep before it read that, finds it in the journal.
 const LINGER: Duration = Duration::from_mins(1);

@@ -16,7 +16,7 @@ use mainstay_upstream::{Answer, Call};
 use super::driver::{Driver, Going, Origin, Stage, linger};
 use super::{batched, refusal_message, streams_crowded};
 use crate::engine::live::{InFlight, Live};
-use crate::engine::stream::{Message, Reader, Stream, encoded};
+use crate::engine::stream::{Message, Reader, Stream, named};
 use crate::engine::{Engine, Refused};
 use crate::runtime::spawn;
 
@@ -68,11 +68,11 @@ impl Engine {
         let before = stream.first_in_memory();
         let (mut events, _) = self.history(live, event.stream, event.sequence, false).await;
         events.retain(|kept| kept.sequence < before);
-        reader.after(encoded(live.key.tag(), event.stream, event.request.as_ref(), &events))
+        reader.after(named(live.key.tag(), event.stream, event.request.as_ref(), &events))
     }
 
     /// Takes a stream over from whoever had it. `None` if nothing is known of it, or can't be for now.
-    async fn claim(&self, live: &Live, stream: StreamId) -> Option<StreamRecord> {
+    pub(super) async fn claim(&self, live: &Live, stream: StreamId) -> Option<StreamRecord> {
         let claiming = self.journal.claim(live.key, stream, self.epoch, self.now());
         match tokio::time::timeout(JOURNAL_WAIT_MAX, claiming).await {
             Ok(Ok(record)) => record,
@@ -156,7 +156,7 @@ impl Engine {
     }
 
     /// A call of an earlier worker that somebody still runs, or the answer that its outcome is unknown.
-    fn rejoin(
+    pub(super) fn rejoin(
         self: &Arc<Self>,
         live: &Arc<Live>,
         number: StreamId,
@@ -257,7 +257,7 @@ pub(crate) fn event_unknown() -> Refused {
 }
 
 /// How long a client that comes back waits for the journal. What it does not say by then is told as unknown.
-const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
+pub(super) const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How many events a client that comes back gets at most from the journal, and how many are read at a time.
 const HISTORY_EVENTS_MAX: usize = 4096;
 const HISTORY_PAGE_EVENTS: usize = 256;
