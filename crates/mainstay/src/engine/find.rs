@@ -83,7 +83,12 @@ impl Engine {
     ///
     /// # Errors
     /// As [`find`](Self::find).
-    pub async fn find_key(self: &Arc<Self>, key: SessionKey, caller: &Caller, served: &Served) -> Result<Entry, Refused> {
+    pub async fn find_key(
+        self: &Arc<Self>,
+        key: SessionKey,
+        caller: &Caller,
+        served: &Served,
+    ) -> Result<Entry, Refused> {
         tokio::time::timeout(HOLD, self.find_at_last(key, caller, served))
             .await
             .map_err(|_| Refused::new(Code::Unavailable, "the session cannot be restored now; try again later"))?

@@ -329,11 +329,6 @@ impl Live {
         self.streams.load(Ordering::Acquire) > 0
     }
 
-    /// Whether the call `stream` is in flight.
-    pub fn is_in_flight(&self, stream: StreamId) -> bool {
-        self.traffic.lock().calls.iter().any(|call| call.stream == stream)
-    }
-
     /// Gives a call up that the client cancelled and the server does not answer.
     pub fn give_up(&self, stream: StreamId) {
         let mut traffic = self.traffic.lock();

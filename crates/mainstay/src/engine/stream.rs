@@ -582,6 +582,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn s18_a_client_of_2024_11_05_is_told_its_endpoint_first_and_everything_is_a_message_event() {
+        let stream = Stream::new(7, StreamId { epoch: 3, number: 0 }, None, None);
+        let first = stream.place(Message::essential(Bytes::from_static(b"{}")));
+        assert_eq!((first, stream.unread()), (Some(1), (1, 2)));
+        let mut reader = stream.read(None, None).in_http_sse(Some("/mcp/x/sse?a=b".into()));
+        let told = reader.next().await.expect("the endpoint");
+        assert_eq!(told, "event: endpoint\nid: 00000007-3-0-0\nretry: 4000\ndata: /mcp/x/sse?a=b\n\n");
+        let event = reader.next().await.expect("the message");
+        assert_eq!(event, "event: message\nid: 00000007-3-0-1\ndata: {}\n\n");
+        assert!(stream.taken(1).await);
+        assert_eq!(stream.unread(), (0, 0));
+        let mut again = stream.read(Some(0), None).in_http_sse(None);
+        assert_eq!(again.next().await.expect("no second endpoint"), event);
+        stream.close();
+        assert_eq!(stream.place(Message::essential(Bytes::new())), None);
+        assert!(!stream.taken(2).await, "nothing was lost in silence");
+    }
+
+    #[tokio::test]
     async fn r1_the_log_is_bounded_and_never_drops_the_last_message() {
         let stream = stream();
         for _ in 0..LOG_EVENTS_MAX + 10 {

@@ -18,10 +18,11 @@ use http::header::{ALLOW, HeaderMap, HeaderValue};
 use http::{Method as Verb, Request as HttpRequest, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use mainstay_core::call::EventId;
-use mainstay_core::code::Code;
+use mainstay_core::code::{Code, TerminalStatus};
 use mainstay_core::id::{ServerName, SessionId, SessionKey};
 use mainstay_core::wire::envelope::{Kind, escape, member, result_message, splice, unescape};
 use mainstay_core::wire::method::{Method, Version};
+use tokio::time::Instant;
 
 use self::connection::Connection;
 pub use self::lobby::Lobby;
@@ -31,6 +32,7 @@ use crate::engine::call::{Request, refusal_message};
 use crate::engine::find::Evidence;
 use crate::engine::live::Entry;
 use crate::engine::open::draw_id;
+use crate::engine::stream::Message;
 use crate::engine::{Caller, Refused, SESSION_UNKNOWN, Served};
 use crate::runtime::spawn;
 use crate::serve::mcp::{self, Posted, Unserved};
@@ -135,7 +137,10 @@ async fn get(
         None => None,
         Some(value) => {
             let event = value.to_str().ok().and_then(EventId::parse);
-            Some(event.ok_or_else(|| Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this server's"))?)
+            Some(
+                event
+                    .ok_or_else(|| Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this server's"))?,
+            )
         }
     };
     let found = match (&named, &cursor) {
@@ -237,11 +242,7 @@ async fn post(
         let refused = relay(front, &live, message).await;
         if let Err(refused) = refused {
             let listen = Arc::clone(&live.listen);
-            return confirm_refusal(
-                refused,
-                |message| listen.push(crate::engine::stream::Message::passing(message)),
-                &id,
-            );
+            return confirm_refusal(refused, |message| listen.push(Message::passing(message)), &id);
         }
     }
     Ok(reply::empty(StatusCode::ACCEPTED))
@@ -250,7 +251,7 @@ async fn post(
 /// Tells a refusal as an event. What has its place in an answer is confirmed like one, the rest is an HTTP status, too.
 fn confirm_refusal(refused: Refused, say: impl FnOnce(Bytes), id: &[u8]) -> Result<Response<Answer>, Refused> {
     say(refusal_message(id, &refused));
-    if refused.code.http_status(mainstay_core::code::TerminalStatus::Spec) == StatusCode::OK.as_u16() {
+    if refused.code.http_status(TerminalStatus::Spec) == StatusCode::OK.as_u16() {
         return Ok(reply::empty(StatusCode::ACCEPTED));
     }
     Err(refused)
@@ -285,7 +286,7 @@ async fn session(
         None => front.engine.find(named, &client.caller, client.served).await?,
     };
     if !live.is_read()
-        && let Some(fresh) = front.lobby.only_fresh(client.server(), &client.caller)
+        && let Some(fresh) = front.lobby.only_fresh(client.server(), &client.caller, Instant::now())
     {
         front.lobby.bind(fresh, &live, front.engine.reading(&live));
     }

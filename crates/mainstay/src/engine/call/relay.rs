@@ -15,9 +15,9 @@ use mainstay_core::wire::envelope::result_message;
 use mainstay_core::wire::method::Method;
 use mainstay_store::journal::{self, Content, Ending, Entry, StreamRecord};
 
+use super::Request;
 use super::driver::{Driver, Step, UNDELIVERED_MAX, place_apart};
 use super::take_up::{JOURNAL_WAIT_MAX, event_unknown};
-use super::Request;
 use crate::engine::live::Live;
 use crate::engine::stream::{Message, Reader, Stream};
 use crate::engine::{EMPTY_OBJECT, Engine, Refused};
@@ -97,7 +97,8 @@ impl Engine {
         if answers < self.settings.calls_in_flight_max && bytes < UNREAD_BYTES_MAX {
             return Ok(());
         }
-        let text = "the limit `session.calls_in_flight_max` is reached by answers that wait to be read; open the event stream";
+        let text =
+            "the limit `session.calls_in_flight_max` is reached by answers that wait to be read; open the event stream";
         Err(Refused::at_limit(Code::LimitReached, Limit::CallsInFlight, text))
     }
 
@@ -129,8 +130,9 @@ impl Engine {
             answered.append(&mut self.repeat(live, &record, after).await);
         }
         for record in calls {
-            // One that has events of its own is answered on them.
-            if record.ending.is_none() && record.last_sequence == 0 && !live.is_in_flight(record.stream) {
+            // One that has events of its own is answered on them, and one of this worker by this worker.
+            let is_earlier = record.stream.epoch != self.epoch.counter;
+            if record.ending.is_none() && record.last_sequence == 0 && is_earlier {
                 self.retake(live, record, &answered).await;
             }
         }

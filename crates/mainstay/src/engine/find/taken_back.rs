@@ -30,12 +30,7 @@ struct Candidate {
 impl Engine {
     /// The session over HTTP+SSE that `caller` comes back to: its own, at this server, with nobody reading its stream, and
     /// fitting the evidence. `None` if there is none, or more than one that it could be: nothing is guessed.
-    pub async fn taken_back(
-        self: &Arc<Self>,
-        caller: &Caller,
-        served: &Served,
-        evidence: Evidence,
-    ) -> Option<Entry> {
+    pub async fn taken_back(self: &Arc<Self>, caller: &Caller, served: &Served, evidence: Evidence) -> Option<Entry> {
         let mut candidates = self.candidates(caller, served, evidence).await;
         candidates.sort_by(|one, other| other.seen_at.cmp(&one.seen_at).then_with(|| one.key.cmp(&other.key)));
         let mut relaying = Vec::new();

@@ -30,7 +30,10 @@ enum Stage {
     /// The endpoint is to be told.
     New(Box<str>),
     /// There is no session yet.
-    Waiting { since: Instant, asked: bool },
+    Waiting {
+        since: Instant,
+        asked: bool,
+    },
     /// Events come.
     Reading(Box<Attached>),
     Over,
