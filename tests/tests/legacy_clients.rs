@@ -305,6 +305,8 @@ async fn t2_an_upgrade_costs_no_call_in_flight() -> Result<()> {
     let stand = stand("").await?;
     for server in ["h", "s"] {
         let mut client = stand.open(server).await?;
+        // The connection of a stream that has ended is closed; one who writes on it just then has to write again.
+        client.get = client.get.clone().with_fresh_connections()?;
         let slow = client.send("tools/call", json!({"name": "slow", "arguments": {"ms": 3000}})).await?;
         let output = stand.gateway.cli(&["upgrade"]).await?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
