@@ -176,10 +176,11 @@ async fn r1_r2_what_a_listener_missed_over_the_death_of_everything_is_there_when
         let client = stand.open("h").await?;
         let mut listening = client.get_stream(None).await?;
         let primed = listening.next_event(BOUND).await?.context("primed")?;
-        wait_until("the upstream's own stream is open", BOUND, async || {
-            stand.up_h.order("/list_changed", json!({})).await.is_ok_and(|told| told["streams"] != 0)
+        wait_until("the server is listened to", BOUND, async || {
+            stand.up_h.count("/gets").await.is_ok_and(|gets| gets > 0)
         })
         .await?;
+        stand.up_h.order("/list_changed", json!({})).await?;
         listening.next_message(BOUND).await?.context("a notification")?;
         stand.fall(everything).await?;
         let mut again = client.get_stream(primed.id.as_deref()).await?;
