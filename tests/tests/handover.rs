@@ -238,6 +238,29 @@ async fn c8_t3_a_call_in_flight_and_a_listening_stream_go_on_over_a_reload() -> 
 }
 
 #[tokio::test]
+async fn t2_a_call_on_an_http_server_whose_client_is_away_is_not_given_up_by_a_reload() -> Result<()> {
+    let stand = Stand::new().await?;
+    let mut gateway = Gateway::start(&stand.config, &[]).await?;
+    let client = RawClient::open(&gateway.url("h")?, VERSION).await?;
+    let call = client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 3000}}));
+    let mut exchange = client.post(&call).await?;
+    let primed = exchange.next_event(BOUND).await?.context("primed")?;
+    drop(exchange);
+    let leaving = gateway.worker().await?;
+    gateway.rewrite_config(&format!("{}[session]\ndrain_grace = \"1s\"\n", stand.config))?;
+    ordered(&gateway, "reload").await?;
+    let leaving = Proc::of(leaving.pid);
+    wait_until("the former worker has seen the call to its end", BOUND, async || {
+        leaving.is_none_or(|leaving| !leaving.is_alive())
+    })
+    .await?;
+    let outcome = client.get_stream(primed.id.as_deref()).await?.finish(BOUND).await?;
+    assert!(outcome.result().is_ok(), "{outcome:?}");
+    assert_eq!(stand.up_h.executions("slow").await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
 async fn t2_the_unmodified_sdk_clients_carry_a_slow_call_through_a_reload() -> Result<()> {
     let stand = Stand::new().await?;
     let mut gateway = Gateway::start(&stand.config, &[]).await?;

@@ -293,8 +293,16 @@ impl Engine {
         let taken = || self.live.iter().all(|live| live.activity().streams == 0 || !live.owes_answers());
         self.until(LAST_EVENTS_MAX, taken).await;
         self.closing.set();
+        self.flush().await;
+    }
+
+    /// Makes what waits to be written durable.
+    pub(crate) async fn flush(&self) {
         if let Err(error) = self.store.flush().await {
             tracing::warn!(error = %error, "the last hints could not be written");
+        }
+        if let Err(error) = self.journal.flush().await {
+            tracing::warn!(error = %error, "the last events of streams could not be written");
         }
     }
 

@@ -75,7 +75,7 @@ async fn serve(file: Option<PathBuf>) -> anyhow::Result<()> {
     vital.push(spawn(listen::attend(Arc::clone(&engine), notices)));
     let token = std::fs::read_to_string(config.admin_token_file()).context("reading the admin token")?;
     let stopping = Arc::clone(&engine);
-    spawn(admin::serve(admin_listener, Arc::clone(&engine), token.trim().into(), async move {
+    let administered = spawn(admin::serve(admin_listener, Arc::clone(&engine), token.trim().into(), async move {
         stopping.given_way().await;
     }));
     let front = Arc::new(front(&config, &engine)?);
@@ -99,6 +99,8 @@ async fn serve(file: Option<PathBuf>) -> anyhow::Result<()> {
         Some(Order::HandOver) => hand_over(&engine, &front, &mut orders).await,
         Some(Order::Detached) | None => tracing::warn!("the keeper is gone; this worker ends"),
     }
+    // Who gave the order is waiting for its answer.
+    let _answered = tokio::time::timeout(LAST_ANSWERS_MAX, administered).await;
     Ok(())
 }
 
@@ -111,14 +113,18 @@ async fn hand_over(engine: &Arc<Engine>, front: &Front, orders: &mut mpsc::Recei
     }
     engine.leave_ledger().await;
     engine.custody.handed_over().await;
-    tracing::info!(calls = engine.outstaying(), "handed over");
-    tokio::select! {
-        _ = front.finish(STAY_MAX) => {}
-        // Told to drain, or the keeper is gone: nobody is to wait for this worker any more.
-        _ = orders.recv() => {}
+    tracing::info!(calls = engine.http_calls(), "handed over");
+    let over = || front.open.count() == 0 && engine.http_calls() == 0;
+    let order = tokio::select! {
+        _ = engine.until(STAY_MAX, over) => None,
+        order = orders.recv() => order,
+    };
+    if let Some(Order::Drain { .. }) = order {
+        engine.until(engine.settings().drain_grace, over).await;
     }
     engine.close();
     front.finish(LAST_BYTES).await;
+    engine.flush().await;
 }
 
 /// Opens the ledger and builds the engine on it: keys, epoch, overdue sessions, in S9's order.
@@ -377,5 +383,7 @@ const OPENINGS_PATIENCE: Duration = Duration::from_secs(5);
 const SETTLE_MAX: Duration = Duration::from_secs(10);
 /// How long this worker stays for calls on HTTP servers after it has handed over; the keeper allows a little more.
 pub(crate) const STAY_MAX: Duration = Duration::from_mins(10);
+/// How long the admin port may take for the answers that it has begun.
+const LAST_ANSWERS_MAX: Duration = Duration::from_secs(2);
 /// Time for the last bytes of ended streams to reach their sockets.
 const LAST_BYTES: Duration = Duration::from_millis(50);

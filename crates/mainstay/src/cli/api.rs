@@ -166,7 +166,7 @@ fn document<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
 /// What a problem document is to whoever gave the command.
 fn refused(status: StatusCode, body: &[u8], admin: SocketAddr) -> Failure {
     let problem: Option<Document> = serde_json::from_slice(body).ok();
-    let detail = problem.as_ref().map_or_else(|| "no explanation".to_owned(), |problem| plain(&problem.detail));
+    let detail = problem.as_ref().map_or_else(|| "no explanation".to_owned(), |problem| plain_lines(&problem.detail));
     let cause = anyhow!("{detail}");
     match status {
         StatusCode::NOT_FOUND => Failure::not_found(cause),
@@ -177,11 +177,19 @@ fn refused(status: StatusCode, body: &[u8], admin: SocketAddr) -> Failure {
             let sessions = problem.map(|problem| problem.sessions).unwrap_or_default();
             Failure::from(cause).hint(format!("it can be: {}", candidates(&sessions)))
         }
+        StatusCode::CONFLICT if problem.as_ref().is_some_and(|problem| problem.code == "handover_refused") => {
+            Failure::from(cause)
+        }
         StatusCode::GONE => Failure::from(cause).hint("see how it ended with `mainstay audit --session REF`"),
         // The trouble is a server's behind the gateway: it is told as that, and not as the gateway's.
         StatusCode::BAD_GATEWAY => Failure::from(cause),
         _ => Failure::from(cause.context(format!("the gateway answered {status}"))),
     }
+}
+
+/// Text of several lines as it may go to a terminal.
+fn plain_lines(text: &str) -> String {
+    text.lines().map(plain).collect::<Vec<_>>().join("\n")
 }
 
 fn candidates(sessions: &[Value]) -> String {

@@ -25,9 +25,12 @@ pub(super) fn upgrade(place: &Place, out: &Output) -> Result<(), Failure> {
 fn hand_over(place: &Place, out: &Output, order: &str) -> Result<(), Failure> {
     let api = Api::find(place)?;
     let before = Running::of(&api)?;
-    let ordered: Ordered = api
-        .post(&format!("/{order}"), &json!({}))
-        .map_err(|failure| failure.hint("nothing was changed; the gateway goes on as it was"))?;
+    let ordered = match api.post(&format!("/{order}"), &json!({})) {
+        Ok(ordered) => ordered,
+        // The answer was lost on the way, perhaps with the worker that gave it: what has come of it shows.
+        Err(failure) if failure.is_not_running() => Ordered { worker: before.worker, begun: true },
+        Err(failure) => return Err(failure.hint("nothing was changed; the gateway goes on as it was")),
+    };
     if !ordered.begun {
         return told(
             out,

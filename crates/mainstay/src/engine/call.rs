@@ -161,6 +161,14 @@ impl Engine {
         let ids = batch_ids(&requests);
         let stream = Stream::new(live.key.tag(), base, Some(ids.clone()), Some(self.journaled(live.key)));
         live.keep(&stream, self.settings.streams_max).map_err(|_| streams_crowded())?;
+        let server = live.server.name.clone();
+        stream.note(Content::Call(journal::Call {
+            server,
+            method: BATCH.into(),
+            name: None,
+            request: ids,
+            started_at: self.now(),
+        }));
         let mut drivers = Vec::with_capacity(requests.len());
         for (request, place) in requests.into_iter().zip(0_u64..) {
             if request.method == Method::Ping {
@@ -171,14 +179,6 @@ impl Engine {
             drivers.push(driver.inspect_err(|_| live.let_go(stream.id()))?);
         }
         let reader = stream.read(Some(0), None);
-        let server = live.server.name.clone();
-        stream.note(Content::Call(journal::Call {
-            server,
-            method: BATCH.into(),
-            name: None,
-            request: ids,
-            started_at: self.now(),
-        }));
         let live = Arc::clone(live);
         let ids: Vec<_> = drivers.iter().map(Driver::routed).collect();
         spawn(async move {

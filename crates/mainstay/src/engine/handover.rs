@@ -97,6 +97,11 @@ impl Engine {
         tokio::time::timeout(patience, waiting).await.is_ok()
     }
 
+    /// How many calls on HTTP servers this worker still runs, whether their clients are connected or not.
+    pub(crate) fn http_calls(&self) -> usize {
+        self.live.iter().filter(|live| live.server.is_http()).map(|live| live.calls().len()).sum()
+    }
+
     /// How many requests wait for the answer of an HTTP server: those stay with this worker.
     pub(crate) fn outstaying(&self) -> usize {
         self.outstaying.count()
@@ -106,12 +111,7 @@ impl Engine {
     /// it stays for.
     pub(crate) async fn leave_ledger(&self) {
         self.left.set();
-        if let Err(error) = self.store.flush().await {
-            tracing::warn!(error = %error, "the last hints could not be written");
-        }
-        if let Err(error) = self.journal.flush().await {
-            tracing::warn!(error = %error, "the last events of streams could not be written");
-        }
+        self.flush().await;
     }
 
     /// Whether everything but calls on HTTP servers is another worker's.

@@ -51,7 +51,7 @@ impl Engine {
         };
         let event = EventId::parse(cursor).filter(|event| event.tag == live.key.tag()).ok_or_else(event_unknown)?;
         if event.stream.is_listen() {
-            return Ok(Followed::Listening(self.listen_again(live, event, cursor.to_owned()).await));
+            return self.listen_again(live, event, cursor.to_owned()).await.map(Followed::Listening);
         }
         if event.last {
             return Ok(Followed::Finished);
@@ -61,14 +61,14 @@ impl Engine {
 
     /// Goes on with listening behind `event`, which may be one of an earlier worker's stream, or of an earlier life of the
     /// session in this one: first comes what the journal has of that, then what has come since.
-    async fn listen_again(&self, live: &Arc<Live>, event: EventId, cursor: String) -> Reader {
+    async fn listen_again(&self, live: &Arc<Live>, event: EventId, cursor: String) -> Result<Reader, Refused> {
         if event.stream == live.listen.id() && live.listen.is_of_this_life(event.sequence) {
             return self.reader_of(live, &live.listen, &event, cursor).await;
         }
-        let (mut events, _) = self.history(live, event.stream, event.sequence, false).await;
+        let (mut events, _) = self.history(live, event.stream, event.sequence, false).await?;
         events.retain(|kept| event.stream != live.listen.id() || !live.listen.is_of_this_life(kept.sequence));
         let backlog = named(live.key.tag(), event.stream, None, &events);
-        live.listen.read(Some(0), Some(cursor)).after(backlog)
+        Ok(live.listen.read(Some(0), Some(cursor)).after(backlog))
     }
 
     /// Whether anything could ever be sent on the session's listening stream (R5).
@@ -139,8 +139,9 @@ impl Engine {
                 () = waiting.ended.wait() => return,
             }
             if let Some(original) = waiting.answered(asked) {
-                engine.is_first_answer(&waiting, asked).await;
-                engine.decline(&waiting, &original, "the client did not answer in time");
+                if engine.is_first_answer(&waiting, asked).await {
+                    engine.decline(&waiting, &original, "the client did not answer in time");
+                }
             }
         });
         Some(Message { question: Some(question), ..Message::essential(splice(message, &[(span, &dressed)])) })
@@ -188,10 +189,10 @@ impl Engine {
             if question.asked.epoch >= self.epoch.counter {
                 continue;
             }
+            let Ok(live) = self.load(session).await else { continue };
             let Ok(Answered::First) = self.journal.answered(session, question.asked, self.now()).await else {
                 continue;
             };
-            let Ok(live) = self.load(session).await else { continue };
             if live.server.is_http() || live.link.has_running_calls() {
                 self.decline(&live, &question.original, "the client did not answer in time");
             }

@@ -103,6 +103,17 @@ pub struct Parts {
     pub journaled: Journaled,
 }
 
+impl Traffic {
+    fn keep(&mut self, stream: &Arc<Stream>, streams_max: usize) -> Result<(), Crowded> {
+        if self.streams.len() >= streams_max {
+            let stale = self.streams.iter().find(|(_, kept)| kept.is_finished()).map(|(id, _)| *id);
+            self.streams.remove(&stale.ok_or(Crowded)?);
+        }
+        self.streams.insert(stream.id(), Arc::clone(stream));
+        Ok(())
+    }
+}
+
 impl Live {
     /// A session as it goes into the table.
     pub fn new(parts: Parts) -> Arc<Self> {
@@ -274,13 +285,7 @@ impl Live {
     /// # Errors
     /// The session's bound of streams is reached.
     pub fn keep(&self, stream: &Arc<Stream>, streams_max: usize) -> Result<(), Crowded> {
-        let mut traffic = self.traffic.lock();
-        if traffic.streams.len() >= streams_max {
-            let stale = traffic.streams.iter().find(|(_, kept)| kept.is_finished()).map(|(id, _)| *id);
-            traffic.streams.remove(&stale.ok_or(Crowded)?);
-        }
-        traffic.streams.insert(stream.id(), Arc::clone(stream));
-        Ok(())
+        self.traffic.lock().keep(stream, streams_max)
     }
 
     /// A kept stream.
@@ -368,11 +373,11 @@ impl Live {
     /// # Errors
     /// The session's bound of streams is reached.
     pub fn keep_once(&self, stream: &Arc<Stream>, streams_max: usize) -> Result<Option<Arc<Stream>>, Crowded> {
-        let known = self.stream(stream.id());
-        if known.is_some() {
-            return Ok(known);
+        let mut traffic = self.traffic.lock();
+        if let Some(known) = traffic.streams.get(&stream.id()) {
+            return Ok(Some(Arc::clone(known)));
         }
-        self.keep(stream, streams_max)?;
+        traffic.keep(stream, streams_max)?;
         Ok(None)
     }
 
@@ -446,6 +451,8 @@ impl Live {
     /// Ends everything that runs in this session's name in memory; the ledger knows already. A stream that carries
     /// answers, too, is left to its reader, who waits for what the calls in flight are told.
     pub fn shut(&self) {
+        self.listen.keep_no_more();
+        self.traffic.lock().streams.values().for_each(|stream| stream.keep_no_more());
         self.ended.set();
         if !self.relays() {
             self.listen.close();

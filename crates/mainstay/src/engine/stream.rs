@@ -80,6 +80,8 @@ struct Log {
     next_sequence: u64,
     /// Everything up to here may be sent: it is durable, or can't be.
     settled_through: u64,
+    /// What can't be durable, behind events of which that is not known yet.
+    refused: VecDeque<u64>,
     sent_through: u64,
     finished: bool,
     reader: u64,
@@ -112,6 +114,15 @@ impl Log {
         }
     }
 
+    /// Everything up to `sequence` may be sent, and what was refused right behind it.
+    fn settle(&mut self, sequence: u64) {
+        self.settled_through = self.settled_through.max(sequence);
+        while self.refused.front().is_some_and(|refused| *refused <= self.settled_through + 1) {
+            let refused = self.refused.pop_front().unwrap_or_default();
+            self.settled_through = self.settled_through.max(refused);
+        }
+    }
+
     /// Whether a reader has taken everything that was appended.
     fn is_delivered(&self) -> bool {
         self.events.back().is_none_or(|newest| newest.sequence <= self.sent_through)
@@ -138,6 +149,7 @@ impl Stream {
             bytes: 0,
             next_sequence: seen + 1,
             settled_through: seen,
+            refused: VecDeque::new(),
             sent_through: seen,
             finished: false,
             reader: 0,
@@ -169,6 +181,11 @@ impl Stream {
         }
         log.next_sequence = log.next_sequence.max(last_sequence + 1);
         log.settled_through = log.next_sequence - 1;
+    }
+
+    /// Hands nothing more to the journal: the session has ended, and what is kept of it is being removed.
+    pub fn keep_no_more(&self) {
+        self.log.lock().is_kept = false;
     }
 
     /// Which stream this is.
@@ -299,9 +316,11 @@ impl Stream {
             log.events.push_back(Logged { sequence, last: ending.is_some(), weight, message: bytes.clone() });
             log.finished = ending.is_some();
             let waits = log.is_kept && self.keep_event(sequence, (bytes, weight, source), ending, question);
-            if !waits && log.settled_through + 1 == sequence {
-                log.settled_through = sequence;
+            if !waits {
+                log.refused.push_back(sequence);
             }
+            let settled = log.settled_through;
+            log.settle(settled);
             log.shrink();
             sequence
         };
@@ -338,8 +357,7 @@ impl Stream {
     /// Everything up to `sequence` may be sent.
     fn settled(&self, sequence: u64) {
         {
-            let mut log = self.log.lock();
-            log.settled_through = log.settled_through.max(sequence);
+            self.log.lock().settle(sequence);
         }
         self.changed.notify_waiters();
     }
@@ -609,6 +627,20 @@ mod tests {
         stream.finish(Message::essential(Bytes::from(vec![b'x'; LOG_BYTES_MAX + 1])));
         assert_eq!(stream.dropped(), LOG_EVENTS_MAX as u64 + 10);
         assert!(rest(stream.read(None, None)).await.len() > LOG_BYTES_MAX);
+    }
+
+    #[test]
+    fn r4_what_the_journal_refuses_waits_for_what_it_has_taken_and_no_longer() {
+        let stream = stream();
+        let mut log = stream.log.lock();
+        // Events 1 and 4 are taken, 2, 3 and 5 refused at once.
+        log.refused.extend([2, 3, 5]);
+        log.settle(0);
+        assert_eq!(log.settled_through, 0, "nothing overtakes");
+        log.settle(1);
+        assert_eq!(log.settled_through, 3);
+        log.settle(4);
+        assert_eq!((log.settled_through, log.refused.len()), (5, 0), "the response goes out");
     }
 
     #[tokio::test]

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Engine;
-use crate::engine::handover::Begun;
 
 /// Runs until the worker ends. The first look is a reload: the file may have changed while no worker lived.
 pub async fn run(engine: Arc<Engine>, file: PathBuf) {
-    let mut tried = None;
+    let (mut tried, mut failures) = (None, 0);
     let mut seen = Stamp::of(&file).ok();
     loop {
         tokio::select! {
@@ -21,17 +20,22 @@ pub async fn run(engine: Arc<Engine>, file: PathBuf) {
         }
         let before = std::mem::replace(&mut seen, Stamp::of(&file).ok());
         // One that is still being written is looked at again; one that is gone for a moment is being replaced.
-        if seen.is_none() || seen != before || seen == tried {
+        if seen.is_none() || seen != before || (seen == tried && failures == 0) {
             continue;
         }
-        tried = seen;
+        if tried != seen {
+            (tried, failures) = (seen, 0);
+        }
         match engine.succeed(false).await {
-            Ok(Begun::Yes) => {
-                tracing::info!(file = %file.display(), "the configuration has changed and is put in force")
+            Ok(begun) => {
+                failures = 0;
+                tracing::debug!(file = %file.display(), ?begun, "the configuration file was looked at");
             }
-            Ok(Begun::Unchanged) => tracing::debug!(file = %file.display(), "the configuration is what it was"),
+            // The file may be wrong, another handover under way, the machine busy.
             Err(reason) => {
-                tracing::warn!(file = %file.display(), reason, "the changed configuration is not put in force")
+                tracing::warn!(file = %file.display(), reason, "the changed configuration is not put in force");
+                failures = (failures + 1) % TRIES_MAX;
+                tokio::time::sleep(PAUSE_ON_FAILURE * u32::from(failures > 0)).await;
             }
         }
     }
@@ -56,3 +60,6 @@ impl Stamp {
 
 /// How often the file is looked at.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How often a file that is not put in force is tried, and after which pause.
+const TRIES_MAX: u32 = 3;
+const PAUSE_ON_FAILURE: Duration = Duration::from_secs(10);

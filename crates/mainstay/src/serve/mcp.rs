@@ -190,6 +190,7 @@ async fn initialize(
     caller: &Caller,
     request: &Request,
 ) -> Result<Response<Answer>, Refused> {
+    here(front)?;
     let params = request.envelope.params.clone().map(|span| request.message.slice(span));
     let params = params.ok_or_else(|| Refused::new(Code::RequestInvalid, "`initialize` needs `params`"))?;
     let (engine, caller) = (Arc::clone(&front.engine), caller.clone());
@@ -275,8 +276,17 @@ async fn delete(
     Ok(reply::empty(StatusCode::NO_CONTENT))
 }
 
+/// A request that only now is complete, on a connection that could not go over: sessions are the next worker's.
+fn here(front: &Front) -> Result<(), Refused> {
+    match front.engine.has_left() {
+        true => Err(Refused::new(Code::Unavailable, "this worker has handed over to the next one; send it again")),
+        false => Ok(()),
+    }
+}
+
 /// The live session that the request names.
 async fn session(front: &Arc<Front>, served: &Served, caller: &Caller, headers: &HeaderMap) -> Result<Entry, Refused> {
+    here(front)?;
     let value = headers.get(SESSION_ID).ok_or_else(|| {
         Refused::new(Code::SessionMissing, "the `Mcp-Session-Id` header is missing; send `initialize` first")
     })?;

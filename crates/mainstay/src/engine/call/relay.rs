@@ -142,12 +142,14 @@ impl Engine {
     /// Puts what nobody has taken of an earlier listening stream on this one. The ids of the requests answered there.
     async fn repeat(&self, live: &Live, record: &StreamRecord, after: Option<&EventId>) -> BTreeSet<Bytes> {
         let is_this_one = record.stream == live.listen.id();
-        if !is_this_one && self.claim(live, record.stream).await.is_none() {
+        if !is_this_one && !matches!(self.claim(live, record.stream).await, Ok(Some(_))) {
             return BTreeSet::new();
         }
         let cursor = after.filter(|event| event.stream == record.stream).map(|event| event.sequence);
         let from = cursor.unwrap_or(record.delivered);
-        let (mut events, answered) = self.history(live, record.stream, from, true).await;
+        let Ok((mut events, answered)) = self.history(live, record.stream, from, true).await else {
+            return BTreeSet::new();
+        };
         events.retain(|event| !is_this_one || !live.listen.is_of_this_life(event.sequence));
         let Some(through) = events.last().map(|event| event.sequence) else { return answered };
         for event in events {
@@ -161,7 +163,7 @@ impl Engine {
     /// Goes on with a call of an earlier life, or says what is known of it.
     async fn retake(self: &Arc<Self>, live: &Arc<Live>, record: StreamRecord, answered: &BTreeSet<Bytes>) {
         let Some(original) = record.call.map(|call| call.request) else { return };
-        if self.claim(live, record.stream).await.is_none() {
+        if !matches!(self.claim(live, record.stream).await, Ok(Some(_))) {
             return;
         }
         let journaled = Some(self.journaled(live.key));

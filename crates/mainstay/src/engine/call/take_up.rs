@@ -6,18 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use mainstay_core::call::{EventId, RoutedId, StreamId};
 use mainstay_core::code::Code;
 use mainstay_core::wire::envelope::{Kind, batch, scan};
 use mainstay_core::wire::method::Method;
-use mainstay_store::journal::{Ending, Event, Source, StreamRecord};
+use mainstay_store::journal::{self, Ending, Event, Source, StreamRecord};
 use mainstay_upstream::{Answer, Call};
 
 use super::driver::{Driver, Going, Origin, Stage, linger};
 use super::{batched, refusal_message, streams_crowded};
 use crate::engine::live::{InFlight, Live};
 use crate::engine::stream::{Message, Reader, Stream, named};
-use crate::engine::{Engine, Refused};
+use crate::engine::{Engine, HOLD, Refused};
 use crate::runtime::spawn;
 
 impl Engine {
@@ -32,14 +34,14 @@ impl Engine {
         cursor: String,
     ) -> Result<Reader, Refused> {
         if let Some(stream) = live.stream(event.stream) {
-            return Ok(self.reader_of(live, &stream, &event, cursor).await);
+            return self.reader_of(live, &stream, &event, cursor).await;
         }
         // An id that was too long for the cursor leaves nothing to answer to.
         let Some(request) = event.request.clone() else { return Err(event_unknown()) };
-        let record = self.claim(live, event.stream).await;
+        let record = self.claim(live, event.stream).await?;
         let ended = record.as_ref().is_some_and(|record| record.ending.is_some());
         let (events, answered) = match &record {
-            Some(_) => self.history(live, event.stream, event.sequence, !ended).await,
+            Some(_) => self.history(live, event.stream, event.sequence, !ended).await?,
             None => Default::default(),
         };
         let journaled = Some(self.journaled(live.key));
@@ -52,7 +54,7 @@ impl Engine {
         }
         let known = live.keep_once(&stream, self.settings.streams_max).map_err(|_| streams_crowded())?;
         if let Some(known) = known {
-            return Ok(self.reader_of(live, &known, &event, cursor).await);
+            return self.reader_of(live, &known, &event, cursor).await;
         }
         let reader = stream.read(Some(event.sequence), Some(cursor));
         self.take_up(live, &stream, &request, record.and_then(|record| record.source), &answered);
@@ -60,57 +62,77 @@ impl Engine {
     }
 
     /// A reader of a stream in memory. What that does not hold any more comes from the journal.
-    pub(crate) async fn reader_of(&self, live: &Live, stream: &Arc<Stream>, event: &EventId, cursor: String) -> Reader {
+    ///
+    /// # Errors
+    /// As [`history`](Self::history).
+    pub(crate) async fn reader_of(
+        &self,
+        live: &Live,
+        stream: &Arc<Stream>,
+        event: &EventId,
+        cursor: String,
+    ) -> Result<Reader, Refused> {
         let reader = stream.read(Some(event.sequence), Some(cursor));
         if stream.reaches_back_to(event.sequence) {
-            return reader;
+            return Ok(reader);
         }
         let before = stream.first_in_memory();
-        let (mut events, _) = self.history(live, event.stream, event.sequence, false).await;
+        let (mut events, _) = self.history(live, event.stream, event.sequence, false).await?;
         events.retain(|kept| kept.sequence < before);
-        reader.after(named(live.key.tag(), event.stream, event.request.as_ref(), &events))
+        Ok(reader.after(named(live.key.tag(), event.stream, event.request.as_ref(), &events)))
     }
 
-    /// Takes a stream over from whoever had it. `None` if nothing is known of it, or can't be for now.
-    pub(super) async fn claim(&self, live: &Live, stream: StreamId) -> Option<StreamRecord> {
-        let claiming = self.journal.claim(live.key, stream, self.epoch, self.now());
-        match tokio::time::timeout(JOURNAL_WAIT_MAX, claiming).await {
-            Ok(Ok(record)) => record,
-            Ok(Err(error)) => {
-                tracing::warn!(session = %live.key.session_ref(), error = %error, "what was sent of a call can't be looked up");
-                None
+    /// Takes a stream over from whoever had it. `None` if nothing is known of it.
+    ///
+    /// # Errors
+    /// [`Code::Unavailable`] if that can't be told now: nothing is said of the call then.
+    pub(super) async fn claim(&self, live: &Live, stream: StreamId) -> Result<Option<StreamRecord>, Refused> {
+        self.held_by_journal(live, || self.journal.claim(live.key, stream, self.epoch, self.now())).await
+    }
+
+    /// Asks the journal, for as long as a client may be held for it (S13a).
+    async fn held_by_journal<T, F>(&self, live: &Live, ask: impl Fn() -> F) -> Result<T, Refused>
+    where
+        F: Future<Output = Result<T, journal::Failure>>,
+    {
+        let asking = async {
+            loop {
+                match ask().await {
+                    Ok(told) => return told,
+                    Err(error) => {
+                        tracing::warn!(session = %live.key.session_ref(), error = %error, "what was sent of a call can't be looked up yet");
+                    }
+                }
+                tokio::time::sleep(JOURNAL_RETRY).await;
             }
-            Err(_elapsed) => None,
-        }
+        };
+        let text = "what was sent of this call can't be looked up now; come back later";
+        tokio::time::timeout(HOLD, asking).await.map_err(|_| Refused::new(Code::Unavailable, text))
     }
 
     /// What the journal has of `stream` after the event `after`, as far as it can be read, and the ids of the requests that
     /// are answered in it; with `whole` those in earlier events, too.
+    ///
+    /// # Errors
+    /// [`Code::Unavailable`] if it can't be read now.
     pub(crate) async fn history(
         &self,
         live: &Live,
         stream: StreamId,
         after: u64,
         whole: bool,
-    ) -> (Vec<Event>, BTreeSet<Bytes>) {
+    ) -> Result<(Vec<Event>, BTreeSet<Bytes>), Refused> {
         let (mut events, mut answered) = (Vec::new(), BTreeSet::new());
         let mut from = if whole { 0 } else { after };
         while events.len() < HISTORY_EVENTS_MAX {
-            let replaying = self.journal.replay(live.key, stream, from, HISTORY_PAGE_EVENTS);
-            let page = match tokio::time::timeout(JOURNAL_WAIT_MAX, replaying).await {
-                Ok(Ok(page)) => page,
-                Ok(Err(error)) => {
-                    tracing::warn!(session = %live.key.session_ref(), error = %error, "what was sent of a call can't be read");
-                    break;
-                }
-                Err(_elapsed) => break,
-            };
+            let replay = || self.journal.replay(live.key, stream, from, HISTORY_PAGE_EVENTS);
+            let page = self.held_by_journal(live, replay).await?;
             let Some(last) = page.last() else { break };
             from = last.sequence;
             answered.extend(page.iter().filter_map(|event| answered_id(&event.message)));
             events.extend(page.into_iter().filter(|event| event.sequence > after));
         }
-        (events, answered)
+        Ok((events, answered))
     }
 
     /// Goes on with what an earlier worker's stream was to answer: the answer of a child that still runs the call (C8), the
@@ -125,9 +147,12 @@ impl Engine {
     ) {
         let (done, parts): (Vec<_>, Vec<_>) =
             parts_of(stream.id(), request).into_iter().partition(|(_, original)| answered.contains(original));
+        let done_count = done.len();
         for (number, original) in done {
             live.link.settle(&RoutedId { stream: number, original });
         }
+        // A batch has one place in one server's stream only, and nobody knows whose it is.
+        let known = known.filter(|known| parts.len() + done_count == 1 || matches!(known, Source::Frame(_)));
         let mut last = None;
         let mut waiting = Vec::new();
         for (number, original) in parts {
@@ -210,13 +235,17 @@ impl Engine {
 async fn carry_on(waiting: Vec<Driver>, live: Arc<Live>, stream: Arc<Stream>) {
     let ids: Vec<_> = waiting.iter().map(Driver::routed).collect();
     let count = waiting.len();
-    for (driver, place) in waiting.into_iter().zip(1..) {
-        match driver.deliver(&stream).await {
+    let mut delivering: FuturesUnordered<_> = waiting.into_iter().map(|driver| driver.deliver(&stream)).collect();
+    let mut place = 0;
+    while let Some(answer) = delivering.next().await {
+        place += 1;
+        match answer {
             Some(answer) if place == count => stream.finish(answer),
             Some(answer) => stream.push(answer),
             None => {}
         }
     }
+    drop(delivering);
     if !stream.is_finished() {
         stream.end(Ending::Silent);
     }
@@ -256,8 +285,8 @@ pub(crate) fn event_unknown() -> Refused {
     Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this session's")
 }
 
-/// How long a client that comes back waits for the journal. What it does not say by then is told as unknown.
-pub(super) const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
+/// The pause between two tries to look something up.
+const JOURNAL_RETRY: Duration = Duration::from_millis(200);
 /// How many events a client that comes back gets at most from the journal, and how many are read at a time.
 const HISTORY_EVENTS_MAX: usize = 4096;
 const HISTORY_PAGE_EVENTS: usize = 256;

@@ -313,7 +313,8 @@ fn unreadable(error: &StoreError) -> Refused {
 }
 
 /// The states that a list can be asked for.
-const STATES: [State; 5] = [State::Ready, State::Draining, State::Deleted, State::Expired, State::Closed];
+const STATES: [State; 6] =
+    [State::Initializing, State::Ready, State::Draining, State::Deleted, State::Expired, State::Closed];
 /// The most principals or agents that a remark names.
 const LABELS_TOLD_MAX: usize = 20;
 /// The most owed deletes that are shown of one session.
