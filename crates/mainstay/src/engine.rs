@@ -289,9 +289,6 @@ impl Engine {
     pub async fn drain_worker(&self) {
         self.stopping.set();
         self.quiet(self.settings.drain_grace).await;
-        // The last events of calls that have just ended may still be on their way, through the journal, to who reads them.
-        let taken = || self.live.iter().all(|live| live.activity().streams == 0 || !live.owes_answers());
-        self.until(LAST_EVENTS_MAX, taken).await;
         self.closing.set();
         self.flush().await;
     }
@@ -496,8 +493,6 @@ pub(crate) const REAPER_PAUSE_MAX: Duration = Duration::from_mins(1);
 const WARN_EVERY_MS: u64 = 10_000;
 const NOTICES_MAX: usize = 4096;
 const RESTORE_LANES: usize = 64;
-/// How long a drain waits until those who read streams have taken what is in them.
-const LAST_EVENTS_MAX: Duration = Duration::from_secs(2);
 const QUIET_POLL: Duration = Duration::from_millis(10);
 
 /// An empty JSON object.

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use mainstay_core::call::{EventId, RoutedId, StreamId};
@@ -17,7 +18,7 @@ use mainstay_store::journal::{self, Content, Ending, Entry, StreamRecord};
 
 use super::Request;
 use super::driver::{Driver, Step, UNDELIVERED_MAX, place_apart};
-use super::take_up::{JOURNAL_WAIT_MAX, event_unknown};
+use super::take_up::event_unknown;
 use crate::engine::live::Live;
 use crate::engine::stream::{Message, Reader, Stream};
 use crate::engine::{EMPTY_OBJECT, Engine, Refused};
@@ -84,7 +85,7 @@ impl Engine {
         Ok(match after {
             Some(event) if event.stream == live.listen.id() && live.listen.is_of_this_life(event.sequence) => {
                 let cursor = event.to_string();
-                self.reader_of(live, &live.listen, &event, cursor).await
+                self.reader_of(live, &live.listen, &event, cursor).await?
             }
             // What came after it in an earlier life begins this one.
             Some(_) => live.listen.read(Some(0), None),
@@ -248,3 +249,5 @@ pub(crate) const HTTP_SSE: &str = "http+sse";
 const UNREAD_BYTES_MAX: usize = 32 << 20;
 /// How many streams of earlier lives are looked at.
 const RECALLED_STREAMS_MAX: usize = 1024;
+/// How long the journal is waited for before something is done without it.
+const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
