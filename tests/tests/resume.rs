@@ -63,6 +63,8 @@ async fn r2_ac12_what_was_missed_comes_once_and_in_order_over_the_death_of_every
             status == 200 && shown["servers"].as_array().is_some_and(|all| all.iter().all(|one| one["calls"] == 0))
         })
         .await?;
+        // What is durable is so in order: an answer that has come on another stream leaves nothing behind it.
+        other.call_through("slow", json!({"ms": 60})).await?.result()?;
         stand.fall(everything).await?;
         let stolen = other.get_stream(Some(&cursor)).await?;
         assert!(stolen.status >= 400, "AC-12 (4): nobody else's, {}", stolen.status);
