@@ -1,6 +1,6 @@
 //! The listening stream: what a server says unasked (U9).
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,6 +24,9 @@ pub(crate) struct Ears {
     count: u32,
     task: Option<AbortHandle>,
     closed: bool,
+    /// The session in which the server has said that it has no such stream, and when it is asked again. Kept here, not in
+    /// the task: clients come and go, and each would ask anew.
+    refused: Option<(Weak<Session>, Instant)>,
 }
 
 impl Ears {
@@ -98,12 +101,24 @@ impl Http {
                     continue;
                 }
             };
+            if let Some(until) = self.refused_until(&session) {
+                tokio::select! {
+                    () = tokio::time::sleep_until(until) => {}
+                    () = self.replaced(&session) => {}
+                }
+                pace = Pace::default();
+                continue;
+            }
             let pause = match self.listen_in(&session, &mut pace).await {
                 Ended::Renewed => {
                     pace = Pace::default();
                     continue;
                 }
-                Ended::None => REPROBE,
+                Ended::None => {
+                    let until = Instant::now() + self.spread(REPROBE);
+                    lock(&self.ears).refused = Some((Arc::downgrade(&session), until));
+                    continue;
+                }
                 Ended::Cut | Ended::Away => pace.pause(),
                 // With a pause as after a failure: a server that forgets each session at once must not be flooded.
                 Ended::SessionLost => match self.renew(&session, "404 to its listener").await {
@@ -120,6 +135,17 @@ impl Http {
                 () = self.replaced(&session) => pace = Pace::default(),
             }
         }
+    }
+
+    /// Until when the server is not asked for a stream in `session`, since it has said that there is none.
+    fn refused_until(&self, session: &Arc<Session>) -> Option<Instant> {
+        let mut ears = lock(&self.ears);
+        let (refused_in, until) = ears.refused.as_ref()?;
+        if refused_in.as_ptr() == Arc::as_ptr(session) && *until > Instant::now() {
+            return Some(*until);
+        }
+        ears.refused = None;
+        None
     }
 
     /// Opens the stream of `session` and hands on what comes until it ends.
