@@ -172,6 +172,48 @@ async fn r6_a_question_asked_before_the_kill_is_answered_after_it_once() -> Resu
 }
 
 #[tokio::test]
+async fn r6_what_a_child_asked_just_before_the_kill_is_not_asked_again() -> Result<()> {
+    for answered_before in [false, true] {
+        let mut stand = stand().await?;
+        let mut client = RawClient::new(&stand.gateway.url("s")?)?.with_capabilities(json!({"elicitation": {}}));
+        client.establish(VERSION).await?;
+        let mut listening = client.get_stream(None).await?;
+        let primed = listening.next_event(BOUND).await?.context("primed")?.id.context("an id")?;
+        let ask = client.message("tools/call", json!({"name": "ask", "arguments": {"message": "sure?"}}));
+        let mut asking = client.post(&ask).await?;
+        let question = asking.next_message(BOUND).await?.context("a question")?;
+        assert_eq!(question["method"], "elicitation/create", "{question}");
+        let slow = client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 3000}}));
+        let other = client.post(&slow).await?;
+        assert!(other.is_sse());
+        let answer = json!({"action": "accept", "content": {"answer": "forty-two"}});
+        if answered_before {
+            assert_eq!(client.respond(&question["id"], answer.clone()).await?, 202);
+        }
+        stand.gateway.kill_worker().await?;
+        // Who comes back first must not get it, although the child's words are given again to whoever is there.
+        let mut again = client.get_stream(Some(&primed)).await?;
+        let other = client.follow(other).await?;
+        assert_eq!(other.notifications().count(), 0, "{other:?}");
+        if !answered_before {
+            assert_eq!(client.respond(&question["id"], answer).await?, 202);
+        }
+        let outcome = client.follow(asking).await?;
+        assert!(outcome.result()?.to_string().contains("forty-two"), "{outcome:?}");
+        assert_eq!(outcome.notifications().count(), 0, "seen before, not sent again: {outcome:?}");
+        // What the server says next shows that nothing came before it.
+        client.request("resources/subscribe", json!({"uri": "test://static"})).await?.result()?;
+        client.call_through("touch_resource", json!({})).await?.result()?;
+        let next = again.next_message(BOUND).await?.context("a notification")?;
+        assert_eq!(next["method"], "notifications/resources/updated", "{answered_before}: {next}");
+        let trace = stand.up_s.trace()?;
+        let answers = trace.iter().filter(|entry| entry["line"]["result"]["action"] == "accept").count();
+        assert_eq!(answers, 1, "R6: answered once");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn r1_r2_what_a_listener_missed_over_the_death_of_everything_is_there_when_it_comes_back() -> Result<()> {
     for everything in [false, true] {
         let mut stand = stand().await?;

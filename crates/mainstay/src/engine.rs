@@ -331,6 +331,11 @@ impl Engine {
         self.held.lock().remove(key)
     }
 
+    /// When the child was spawned that is held for a session.
+    pub(crate) fn held_since(&self, key: &SessionKey) -> Option<Timestamp> {
+        self.held.lock().get(key).map(|held| Timestamp::from_unix_millis(held.spawned_at_unix_ms))
+    }
+
     /// The sessions whose children are held, and how many calls those still have open.
     pub(crate) fn held_idle(&self) -> Vec<(SessionKey, usize)> {
         self.held.lock().iter().map(|(key, held)| (*key, held.open.len())).collect()

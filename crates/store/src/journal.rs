@@ -188,7 +188,7 @@ impl Journal {
         self.read(move |database| database.open_questions(due, limit)).await
     }
 
-    /// Every question of `session` that is open, the next due first.
+    /// Every question of `session` that is kept, answered or not, the newest first.
     ///
     /// # Errors
     ///

@@ -1,8 +1,10 @@
 //! From a session id to a live session: memory first, the ledger once, never a wrong answer in between.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use mainstay_core::audit::{Action, Actor};
 use mainstay_core::code::Code;
 use mainstay_core::id::{ServerName, SessionId, SessionKey};
@@ -204,6 +206,7 @@ impl Engine {
         if remembered.is_some() {
             self.metrics.resumed(&served.server.name);
         }
+        let asked_earlier = self.asked_earlier(stored.key).await;
         let held = self.take_held(&stored.key);
         let link = Link::restore(&self.upstreams, &served.server, handshake, remembered, held, self.notices.clone());
         let key = stored.key;
@@ -214,11 +217,29 @@ impl Engine {
             listen: self.listen_stream(),
             life: self.next_streams(1).number,
             journaled: self.journaled(key),
+            asked_earlier,
         });
         self.live.insert(key, Arc::clone(&live));
         self.metrics.restored("resumed");
         tracing::info!(session = %session_ref, server = %served.server.name, "session restored");
         Ok(live)
+    }
+
+    /// What the session's child, if an earlier worker left one, has asked its client so far, by the child's own ids. Another
+    /// child of the session may have used the same.
+    async fn asked_earlier(&self, key: SessionKey) -> BTreeSet<Bytes> {
+        let Some(spawned_at) = self.held_since(&key) else { return BTreeSet::new() };
+        match tokio::time::timeout(QUESTIONS_READ_MAX, self.journal.questions(key, QUESTIONS_MAX)).await {
+            Ok(Ok(asked)) => {
+                let of_this_child = asked.into_iter().filter(|asked| asked.question.asked_at >= spawned_at);
+                of_this_child.map(|asked| asked.question.original).collect()
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(session = %key.session_ref(), error = %error, "earlier questions can't be read; one may be asked again");
+                BTreeSet::new()
+            }
+            Err(_elapsed) => BTreeSet::new(),
+        }
     }
 
     /// Makes an ending found at restore durable, and says it. If the ledger cannot take it the id is still not served.
@@ -257,6 +278,9 @@ fn agrees(caller: &Caller, live: &Live) -> Result<(), Refused> {
     Ok(())
 }
 
+/// How many questions of a child are looked at, and how long that may take.
+const QUESTIONS_MAX: usize = 4096;
+const QUESTIONS_READ_MAX: Duration = Duration::from_secs(2);
 /// How often a session is looked up anew because it was just leaving memory.
 const LOOKS_MAX: usize = 8;
 /// The first pause between two tries of the ledger.

@@ -120,10 +120,14 @@ impl Engine {
         }
     }
 
-    /// A question of the server: noted, dressed, and answered with an error if the client stays silent (R6).
+    /// A question of the server: noted, dressed, and answered with an error if the client stays silent (R6). `None` for one
+    /// that the client was asked already, or can't be asked.
     fn question(self: &Arc<Self>, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) -> Option<Message> {
         let span = envelope.id.clone()?;
         let original = message.slice(span.clone());
+        if live.was_asked_earlier(&original) {
+            return None;
+        }
         let asked = self.next_streams(1);
         if live.ask(asked, original.clone()).is_err() {
             self.decline(live, &original, "too many questions to this client are open");

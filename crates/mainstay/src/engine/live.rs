@@ -34,6 +34,7 @@ pub struct Live {
     pub ended: Latch,
     gate: Mutex<Gate>,
     traffic: Mutex<Traffic>,
+    asked_earlier: BTreeSet<Bytes>,
     /// Requests that were admitted and are not answered yet.
     entries: AtomicU32,
     calls: AtomicU32,
@@ -101,6 +102,8 @@ pub struct Parts {
     pub life: u64,
     /// Where its streams are made durable.
     pub journaled: Journaled,
+    /// What its child has asked through earlier workers, by the child's own ids.
+    pub asked_earlier: BTreeSet<Bytes>,
 }
 
 impl Traffic {
@@ -135,6 +138,7 @@ impl Live {
             ended: Latch::default(),
             gate: Mutex::new(Gate { session: parts.session, leaving: false }),
             traffic: Mutex::default(),
+            asked_earlier: parts.asked_earlier,
             entries: AtomicU32::new(0),
             calls: AtomicU32::new(0),
             streams: AtomicU32::new(0),
@@ -411,6 +415,12 @@ impl Live {
             traffic.answered_before.pop_first();
         }
         traffic.answered_before.insert(asked)
+    }
+
+    /// Whether the server's question `original` was put to the client by an earlier worker: the keeper gives again what a
+    /// child said shortly before that worker's death.
+    pub fn was_asked_earlier(&self, original: &Bytes) -> bool {
+        self.asked_earlier.contains(original)
     }
 
     /// The dressed id of the open question that the server knows as `original`.

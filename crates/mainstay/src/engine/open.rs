@@ -107,6 +107,7 @@ impl Engine {
                     listen: self.listen_stream(),
                     life: self.next_streams(1).number,
                     journaled: self.journaled(key),
+                    asked_earlier: BTreeSet::new(),
                 });
                 if opened.for_it {
                     live.note_answered_for();

@@ -61,7 +61,7 @@ impl Database {
         self.asked(OPEN, params![time_column(due)], limit)
     }
 
-    /// Open questions of `session`.
+    /// Questions of `session`, answered or not, the newest first.
     pub(super) fn questions(&self, session: SessionKey, limit: usize) -> rusqlite::Result<Vec<Asked>> {
         self.asked(OF_SESSION, params![session.as_bytes()], limit)
     }
@@ -123,7 +123,7 @@ pub(super) const OPEN: &str = "SELECT n.session, q.epoch, q.number, q.deadline, 
     WHERE q.answered_at IS NULL AND q.deadline <= ?1 ORDER BY q.deadline";
 const OF_SESSION: &str = "SELECT n.session, q.epoch, q.number, q.deadline, q.answered_at, q.key_id, q.sealed
     FROM sessions n JOIN questions q ON q.session = n.id
-    WHERE n.session = ?1 AND q.answered_at IS NULL ORDER BY q.deadline";
+    WHERE n.session = ?1 ORDER BY q.deadline DESC";
 pub(super) const ANSWER: &str = "UPDATE questions SET answered_at = ?4
     WHERE session = (SELECT id FROM sessions WHERE session = ?1) AND epoch = ?2 AND number = ?3
     AND answered_at IS NULL";

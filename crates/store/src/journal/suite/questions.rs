@@ -27,13 +27,15 @@ async fn r6_a_question_leads_back_and_is_open_until_it_is_answered() {
     on_each(async |journal| {
         put(&journal, [asked(9), asked(7), asked(8)]).await.unwrap();
         let expected = |number| Asked { session: key(1), on: stream(1), question: question(number), answered_at: None };
-        assert_eq!(journal.questions(key(1), 9).await.unwrap(), [7, 8, 9].map(expected));
+        assert_eq!(journal.questions(key(1), 9).await.unwrap(), [9, 8, 7].map(expected));
         assert_eq!(journal.open_questions(at(8), 9).await.unwrap(), [7, 8].map(expected));
         assert_eq!(journal.open_questions(at(8), 1).await.unwrap(), [expected(7)]);
         assert_eq!(journal.open_questions(at(6), 9).await.unwrap(), []);
         journal.answered(key(1), stream(7), at(5)).await.unwrap();
         assert_eq!(journal.open_questions(at(8), 9).await.unwrap(), [expected(8)]);
-        assert_eq!(journal.questions(key(1), 9).await.unwrap(), [8, 9].map(expected));
+        let answered = Asked { answered_at: Some(at(5)), ..expected(7) };
+        assert_eq!(journal.questions(key(1), 9).await.unwrap(), [expected(9), expected(8), answered]);
+        assert_eq!(journal.questions(key(1), 1).await.unwrap(), [expected(9)]);
         assert_eq!(journal.questions(key(2), 9).await.unwrap(), []);
     })
     .await;
