@@ -40,12 +40,37 @@ class Wire {
     }
 }
 
+/** How the user answers one kind of question. */
+class User {
+    #answer;
+    #waiting = [];
+
+    constructor(answer) {
+        this.#answer = answer;
+    }
+
+    /** `null` leaves users undecided: their forms stay open until an answer is set. */
+    set answer(answer) {
+        this.#answer = answer;
+        if (answer !== null) this.#waiting.splice(0).forEach(resolve => resolve());
+    }
+
+    async ask() {
+        while (this.#answer === null) await new Promise(resolve => this.#waiting.push(resolve));
+        return this.#answer;
+    }
+}
+
 /** What the server sent of its own accord, and how it is answered. */
 class Inbox {
     notifications = [];
     requests = [];
-    #answer = { action: 'decline' };
-    #waiting = [];
+    elicitation = new User({ action: 'decline' });
+    sampling = new User({
+        role: 'assistant',
+        model: 'driver',
+        content: { type: 'text', text: 'a sample' }
+    });
 
     /** Sees every message before the SDK does, progress and unknown methods included. */
     watch(transport) {
@@ -64,17 +89,6 @@ class Inbox {
         const progress = params?.progress;
         this.notifications.push({ method, ...(progress !== undefined && { progress }), params });
         if (this.notifications.length > NOTIFICATIONS_MAX) this.notifications.shift();
-    }
-
-    /** `null` leaves users undecided: their forms stay open until an answer is set. */
-    set answer(answer) {
-        this.#answer = answer;
-        if (answer !== null) this.#waiting.splice(0).forEach(resolve => resolve());
-    }
-
-    async elicit() {
-        while (this.#answer === null) await new Promise(resolve => this.#waiting.push(resolve));
-        return this.#answer;
     }
 }
 
@@ -110,7 +124,8 @@ class Driver {
         const { client, transport } = this.#open({
             url: this.#url,
             fetch: this.#wire.fetch,
-            elicit: () => this.#inbox.elicit()
+            elicit: () => this.#inbox.elicitation.ask(),
+            sample: () => this.#inbox.sampling.ask()
         });
         client.onerror = error => note(`client: ${error.message}`);
         await client.connect(transport);
@@ -167,7 +182,12 @@ class Driver {
     }
 
     elicit({ answer }) {
-        this.#inbox.answer = answer;
+        this.#inbox.elicitation.answer = answer;
+        return { ok: true };
+    }
+
+    sample({ answer }) {
+        this.#inbox.sampling.answer = answer;
         return { ok: true };
     }
 
@@ -192,6 +212,7 @@ const OPS = new Set([
     'session',
     'notifications',
     'elicit',
+    'sample',
     'close'
 ]);
 
@@ -209,7 +230,7 @@ async function perform(driver, line) {
 /**
  * Serves the line protocol for the client that `open` makes.
  *
- * `open({ url, fetch, elicit })` gives a `client` not yet connected and its `transport`.
+ * `open({ url, fetch, elicit, sample })` gives a `client` not yet connected and its `transport`.
  */
 export function drive(open) {
     const address = process.argv[2];

@@ -61,23 +61,13 @@ class Wire:
             self.session = session
 
 
-class Inbox:
-    """What the server sent of its own accord, and how it is answered."""
+class User:
+    """How the user answers one kind of question."""
 
-    def __init__(self) -> None:
-        self.notifications: deque[dict[str, Any]] = deque(maxlen=NOTIFICATIONS_MAX)
-        self.requests: list[str] = []
-        self._answer: dict[str, Any] | None = {"action": "decline"}
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._answer: dict[str, Any] | None = answer
         self._decided = asyncio.Event()
         self._decided.set()
-
-    def received(self, notification: Any) -> None:
-        dumped = notification.model_dump(by_alias=True, mode="json", exclude_none=True)
-        params = dumped.get("params")
-        entry = {"method": dumped["method"], "params": params}
-        if isinstance(params, dict) and "progress" in params:
-            entry["progress"] = params["progress"]
-        self.notifications.append(entry)
 
     def decide(self, answer: dict[str, Any] | None) -> None:
         """``None`` leaves users undecided: their forms stay open until an answer is set."""
@@ -87,11 +77,38 @@ class Inbox:
         else:
             self._decided.set()
 
-    async def elicit(self) -> dict[str, Any]:
-        self.requests.append("elicitation/create")
+    async def ask(self) -> dict[str, Any]:
         while self._answer is None:
             await self._decided.wait()
         return self._answer
+
+
+class Inbox:
+    """What the server sent of its own accord, and how it is answered."""
+
+    def __init__(self) -> None:
+        self.notifications: deque[dict[str, Any]] = deque(maxlen=NOTIFICATIONS_MAX)
+        self.requests: list[str] = []
+        self.elicitation = User({"action": "decline"})
+        self.sampling = User(
+            {"role": "assistant", "model": "driver", "content": {"type": "text", "text": "a sample"}}
+        )
+
+    def received(self, notification: Any) -> None:
+        dumped = notification.model_dump(by_alias=True, mode="json", exclude_none=True)
+        params = dumped.get("params")
+        entry = {"method": dumped["method"], "params": params}
+        if isinstance(params, dict) and "progress" in params:
+            entry["progress"] = params["progress"]
+        self.notifications.append(entry)
+
+    async def elicit(self) -> dict[str, Any]:
+        self.requests.append("elicitation/create")
+        return await self.elicitation.ask()
+
+    async def sample(self) -> dict[str, Any]:
+        self.requests.append("sampling/createMessage")
+        return await self.sampling.ask()
 
 
 class Session(Protocol):
@@ -230,7 +247,11 @@ class Driver:
         }
 
     async def elicit(self, command: dict[str, Any]) -> dict[str, Any]:
-        self._inbox.decide(command["answer"])
+        self._inbox.elicitation.decide(command["answer"])
+        return {"ok": True}
+
+    async def sample(self, command: dict[str, Any]) -> dict[str, Any]:
+        self._inbox.sampling.decide(command["answer"])
         return {"ok": True}
 
     async def close(self, _command: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +262,17 @@ class Driver:
         return {"ok": True}
 
 
-OPS = {"connect", "call", "call_start", "list", "session", "notifications", "elicit", "close"}
+OPS = {
+    "connect",
+    "call",
+    "call_start",
+    "list",
+    "session",
+    "notifications",
+    "elicit",
+    "sample",
+    "close",
+}
 
 
 async def perform(driver: Driver, line: bytes) -> bool:

@@ -45,6 +45,9 @@ async def open_session(url: str, wire: Wire, inbox: Inbox) -> AsyncIterator[Sess
     async def elicit(_context: Any, _params: Any) -> types.ElicitResult:
         return types.ElicitResult.model_validate(await inbox.elicit())
 
+    async def sample(_context: Any, _params: Any) -> types.CreateMessageResult:
+        return types.CreateMessageResult.model_validate(await inbox.sample())
+
     async def received(message: Any) -> None:
         if isinstance(message, types.ServerNotification):
             inbox.received(message.root)
@@ -67,7 +70,11 @@ async def open_session(url: str, wire: Wire, inbox: Inbox) -> AsyncIterator[Sess
     async with (
         streams() as (reader, writer),
         ClientSession(
-            reader, writer, elicitation_callback=elicit, message_handler=received
+            reader,
+            writer,
+            elicitation_callback=elicit,
+            sampling_callback=sample,
+            message_handler=received,
         ) as session,
     ):
         yield Session(session, await session.initialize())

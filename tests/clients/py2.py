@@ -44,6 +44,9 @@ async def open_session(url: str, wire: Wire, inbox: Inbox) -> AsyncIterator[Sess
     async def elicit(_context: Any, _params: Any) -> types.ElicitResult:
         return types.ElicitResult.model_validate(await inbox.elicit())
 
+    async def sample(_context: Any, _params: Any) -> types.CreateMessageResult:
+        return types.CreateMessageResult.model_validate(await inbox.sample())
+
     async def received(message: Any) -> None:
         if not isinstance(message, Exception):
             inbox.received(message)
@@ -54,6 +57,7 @@ async def open_session(url: str, wire: Wire, inbox: Inbox) -> AsyncIterator[Sess
             streamable_http_client(url, http_client=http_client),
             mode="legacy",
             elicitation_callback=elicit,
+            sampling_callback=sample,
             message_handler=received,
         ) as client:
             yield Session(client)

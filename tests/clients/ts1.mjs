@@ -9,14 +9,17 @@ const { StreamableHTTPClientTransport } = load(
     '@modelcontextprotocol/sdk/client/streamableHttp.js'
 );
 const { SSEClientTransport } = load('@modelcontextprotocol/sdk/client/sse.js');
-const { ElicitRequestSchema } = load('@modelcontextprotocol/sdk/types.js');
+const { CreateMessageRequestSchema, ElicitRequestSchema } = load(
+    '@modelcontextprotocol/sdk/types.js'
+);
 
-drive(({ url, fetch, elicit }) => {
+drive(({ url, fetch, elicit, sample }) => {
     const client = new Client(
         { name: 'ts1', version: '1.0.0' },
-        { capabilities: { elicitation: {} } }
+        { capabilities: { elicitation: {}, sampling: {} } }
     );
     client.setRequestHandler(ElicitRequestSchema, elicit);
+    client.setRequestHandler(CreateMessageRequestSchema, sample);
     const isSse = new URL(url).pathname.endsWith('/sse');
     const Transport = isSse ? SSEClientTransport : StreamableHTTPClientTransport;
     return { client, transport: new Transport(url, { fetch }) };

@@ -6,12 +6,13 @@ import { load } from './packages.mjs';
 
 const { Client, StreamableHTTPClientTransport } = load('@modelcontextprotocol/client');
 
-drive(({ url, fetch, elicit }) => {
+drive(({ url, fetch, elicit, sample }) => {
     const client = new Client(
         { name: 'ts2', version: '1.0.0' },
-        { capabilities: { elicitation: {} } }
+        { capabilities: { elicitation: {}, sampling: {} } }
     );
     client.setRequestHandler('elicitation/create', elicit);
+    client.setRequestHandler('sampling/createMessage', sample);
     const callTool = client.callTool.bind(client);
     // The 2.x line has dropped the result schema from between the parameters and the options.
     client.callTool = (params, _schema, options) => callTool(params, options);

@@ -11,6 +11,7 @@ pub mod flags;
 mod gateway;
 mod ports;
 mod procs;
+mod proxy;
 mod raw;
 mod sdk;
 pub mod server;
@@ -26,8 +27,9 @@ pub use binaries::{mainstay, repository, up_h as up_h_binary, up_s as up_s_binar
 pub use gateway::{Gateway, Setup, Worker};
 pub use ports::lasting_port;
 pub use procs::{Proc, children, descendants, zombies};
+pub use proxy::Proxy;
 pub use raw::{Ended, Exchange, Outcome, RawClient, SseEvent, SseItem, SseParser};
-pub use sdk::{SdkClient, SdkKind, SdkSession};
+pub use sdk::{RustClient, SdkClient, SdkKind, SdkSession};
 pub use up_l::UpL;
 pub use upstreams::{StdioPeer, UpH, UpS};
 pub use wait::{stretched, wait_blocking, wait_until, within};

@@ -1,5 +1,9 @@
 //! Programs on real SDKs, in processes of their own, steered by lines of JSON (`tests/clients/README.md`).
 
+mod rust;
+
+pub use rust::RustClient;
+
 use crate::binaries::repository;
 use crate::wait::within;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -203,7 +207,25 @@ impl SdkClient {
         answer["notifications"].as_array().cloned().with_context(|| format!("no notifications: {answer}"))
     }
 
-    /// Sets how questions of the server are answered; `null` leaves them open.
+    /// The methods of the server's questions so far, in order.
+    ///
+    /// # Errors
+    /// If the client does not answer.
+    pub async fn asked(&mut self) -> Result<Vec<String>> {
+        let answer = self.command(json!({"op": "notifications"})).await?;
+        let asked = answer["requests"].as_array().with_context(|| format!("no requests: {answer}"))?;
+        Ok(asked.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+    }
+
+    /// Sets how the server's requests for samples are answered; `null` leaves them open.
+    ///
+    /// # Errors
+    /// If the client does not answer.
+    pub async fn sample(&mut self, answer: Value) -> Result<()> {
+        self.command(json!({"op": "sample", "answer": answer})).await.map(drop)
+    }
+
+    /// Sets how forms of the server are answered; `null` leaves them open.
     ///
     /// # Errors
     /// If the client does not answer.

@@ -100,7 +100,7 @@ fn definitions() -> Vec<Value> {
         tool("incr", "Adds a line to a file, then answers", json!({"tag": string})),
         read,
         tool("slow", "Waits, and can be cancelled", json!({"ms": integer})),
-        tool("prog", "Reports progress n times", json!({"n": integer, "delay_ms": integer})),
+        tool("prog", "Reports progress n times", json!({"n": integer, "delay_ms": integer, "bytes": integer})),
         tool(
             "ask",
             "Asks the client and answers with its answer",
@@ -145,9 +145,10 @@ fn prog(world: &World, params: &Value) -> Plan {
     let wait = Duration::from_millis(number(args, "delay_ms", 0));
     let mut plan = Plan::answer(Reply::text(format!("{n} steps done")));
     let token = &params["_meta"]["progressToken"];
+    let padding = big_text(usize::try_from(number(args, "bytes", 0)).unwrap_or(0).min(PROGRESS_BYTES_MAX), false);
     let event = |done: u64| {
         json!({"jsonrpc": "2.0", "method": "notifications/progress",
-               "params": {"progressToken": token, "progress": done, "total": n, "message": format!("step {done}")}})
+               "params": {"progressToken": token, "progress": done, "total": n, "message": format!("step {done}{padding}")}})
     };
     for done in 1..=n {
         plan.steps.push(Step::Wait(wait));
@@ -205,6 +206,7 @@ fn log(args: &Value) -> Plan {
 
 const NAMES: [&str; 10] = ["echo", "whoami", "incr", "read", "slow", "prog", "ask", "big", "touch_resource", "log"];
 const PROGRESS_EVENTS_MAX: u64 = 10_000;
+const PROGRESS_BYTES_MAX: usize = 64 * 1024;
 const ASK_BOUND_MS: u64 = 30_000;
 const KIB: usize = 1024;
 const CRAB: char = '\u{1F980}';
