@@ -220,6 +220,129 @@ async fn ac10_2_progress_comes_under_the_clients_token_on_the_calls_own_stream()
 }
 
 #[tokio::test]
+async fn ac10_3_of_two_calls_that_share_an_id_only_the_one_in_the_cancelling_session_is_cancelled() -> Result<()> {
+    let stand = stand().await?;
+    for server in ["h", "s"] {
+        let url = stand.gateway.url(server)?;
+        let (cancelling, other) = (RawClient::open(&url, VERSION).await?, RawClient::open(&url, VERSION).await?);
+        let call = |ms: u64| {
+            json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+                "params": {"name": "slow", "arguments": {"ms": ms}}})
+        };
+        let (doomed, kept) = (cancelling.post(&call(60_000)).await?, other.post(&call(1500)).await?);
+        assert!(doomed.is_sse() && kept.is_sse(), "{server}: both are on their way");
+        cancelling.notify("notifications/cancelled", json!({"requestId": 1})).await?;
+        let answer = kept.finish(BOUND).await?;
+        assert!(answer.result().is_ok(), "{server}: {answer:?}");
+        let doomed = doomed.finish(BOUND).await?;
+        assert!(doomed.result().is_err(), "{server}: it has ended without a result: {doomed:?}");
+    }
+    let cancelled = stand.up_h.requests("notifications/cancelled").await?;
+    assert_eq!(cancelled.len(), 1, "{cancelled:?}");
+    let calls = stand.up_h.requests("tools/call").await?;
+    let named = calls.iter().find(|call| call["body"]["id"] == cancelled[0]["body"]["params"]["requestId"]);
+    let named = named.context("under an id that the server knows")?;
+    assert_eq!(named["body"]["params"]["arguments"]["ms"], 60_000, "and it is the right one");
+    assert_eq!(stand.up_h.count("/cancelled").await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn ac10_4_r7_what_comes_after_the_response_is_dropped_and_harms_nothing() -> Result<()> {
+    let (up_h, up_s) = (UpH::start().await?, UpS::new(&["--late", "2"])?);
+    let gateway = Gateway::start(&format!("{}{}", up_h.toml("h"), up_s.toml("s")?), &[]).await?;
+    up_h.answer("sse").await?;
+    up_h.order("/late", json!({"events": 2})).await?;
+    for server in ["h", "s"] {
+        let client = RawClient::open(&gateway.url(server)?, VERSION).await?;
+        let mut listening = client.get_stream(None).await?;
+        listening.next_event(BOUND).await?.context("primed")?;
+        client.request("resources/subscribe", json!({"uri": "test://static"})).await?.result()?;
+        if server == "h" {
+            wait_until("the server is listened to", BOUND, async || {
+                up_h.count("/gets").await.is_ok_and(|gets| gets > 0)
+            })
+            .await?;
+        }
+        for delay_ms in [0, 40] {
+            let params = json!({"name": "prog", "arguments": {"n": 5, "delay_ms": delay_ms},
+                "_meta": {"progressToken": 7}});
+            let outcome = client.request("tools/call", params).await?;
+            outcome.result()?;
+            let seen: Vec<_> = outcome.notifications().filter_map(|n| n["params"]["progress"].as_f64()).collect();
+            assert!(seen.iter().all(|progress| *progress <= 5.0), "{server}: {seen:?}");
+            assert_eq!(outcome.messages.last().context("an end")?["id"], outcome.response().context("it")?["id"]);
+        }
+        // Whatever could still come comes before what the next call makes the server say.
+        client.call("touch_resource", json!({})).await?.result()?;
+        let message = listening.next_message(BOUND).await?.context("a notification")?;
+        assert_eq!(message["method"], "notifications/resources/updated", "{server}: nothing late before it");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn ac12_3_of_two_streams_that_were_cut_a_cursor_brings_its_own_only() -> Result<()> {
+    let stand = stand().await?;
+    stand.up_h.answer("sse").await?;
+    for server in ["h", "s"] {
+        let client = RawClient::open(&stand.gateway.url(server)?, VERSION).await?;
+        let mut cursors = Vec::new();
+        for token in ["one", "two"] {
+            let params = json!({"name": "prog", "arguments": {"n": 5, "delay_ms": 150},
+                "_meta": {"progressToken": token}});
+            let message = client.message("tools/call", params);
+            let mut exchange = client.post(&message).await?;
+            let primed = exchange.next_event(BOUND).await?.context("primed")?;
+            cursors.push((token, message["id"].clone(), primed.id.context("an id")?));
+        }
+        for (token, id, cursor) in cursors.iter().rev() {
+            let outcome = client.get_stream(Some(cursor)).await?.finish(BOUND).await?;
+            let tokens: Vec<_> = outcome.notifications().map(|n| n["params"]["progressToken"].clone()).collect();
+            assert_eq!(tokens, vec![json!(token); 5], "{server}");
+            assert_eq!(outcome.response().context("an answer")?["id"], *id, "{server}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn ac12_r3_a_call_never_ends_without_a_response_an_error_or_a_retry() -> Result<()> {
+    let mut stand = stand().await?;
+    for server in ["h", "s"] {
+        let client = RawClient::open(&stand.gateway.url(server)?, VERSION).await?;
+        client.call("echo", json!({"text": "warm"})).await?.result()?;
+        // Some are answered before the kill, some during it, some were only just sent.
+        let calls = (0..12).map(|number: u64| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let call = client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 60 * number}}));
+                // A connection that breaks before any head is the one case in which a client knows that it knows nothing.
+                let Ok(exchange) = client.post(&call).await else { return Ok(()) };
+                let is_stream = exchange.is_sse();
+                let outcome = exchange.finish(BOUND).await?;
+                let promised = outcome.response().is_some() || outcome.retry_ms().is_some_and(|retry| retry > 0);
+                anyhow::ensure!(promised || !is_stream, "call {number}: {outcome:?}");
+                let cut = outcome.response().is_none() && is_stream;
+                if cut {
+                    let cursor = outcome.last_event_id().context("and something to come back with")?;
+                    let resumed = client.get_stream(Some(cursor)).await?.finish(BOUND).await?;
+                    anyhow::ensure!(resumed.response().is_some(), "call {number}: {resumed:?}");
+                }
+                Ok(())
+            })
+        });
+        let calls: Vec<_> = calls.collect();
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        stand.gateway.kill_worker().await?;
+        for call in calls {
+            call.await?.context(server)?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn payloads_pass_byte_for_byte() -> Result<()> {
     let stand = stand().await?;
     let client = RawClient::open(&stand.gateway.url("h")?, VERSION).await?;
