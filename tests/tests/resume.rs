@@ -214,6 +214,33 @@ async fn r6_what_a_child_asked_just_before_the_kill_is_not_asked_again() -> Resu
 }
 
 #[tokio::test]
+async fn r6_c5_another_child_may_ask_under_the_ids_of_the_one_before() -> Result<()> {
+    let mut stand = stand().await?;
+    let mut client = RawClient::new(&stand.gateway.url("s")?)?.with_capabilities(json!({"elicitation": {}}));
+    client.establish(VERSION).await?;
+    let answer = json!({"action": "accept", "content": {"answer": "forty-two"}});
+    for child in 1..=2 {
+        let ask = client.message("tools/call", json!({"name": "ask", "arguments": {"message": "sure?"}}));
+        let mut asking = client.post(&ask).await?;
+        let question = asking.next_message(BOUND).await?.with_context(|| format!("child {child} asks"))?;
+        assert!(question["id"].to_string().contains("ask-1"), "every child counts from one: {question}");
+        assert_eq!(client.respond(&question["id"], answer.clone()).await?, 202);
+        let outcome = client.follow(asking).await?;
+        assert!(outcome.result()?.to_string().contains("forty-two"), "child {child}: {outcome:?}");
+        if child == 1 {
+            let before = stand.up_s.starts()?.pop().context("a child")?;
+            assert!(before.kill());
+            wait_until("it is gone", BOUND, async || !before.is_alive()).await?;
+            client.call_through("read", json!({})).await?.result()?;
+            // The next worker finds a child of which it did not see the start.
+            stand.gateway.kill_worker().await?;
+        }
+    }
+    assert_eq!(stand.up_s.starts()?.len(), 2);
+    Ok(())
+}
+
+#[tokio::test]
 async fn r1_r2_what_a_listener_missed_over_the_death_of_everything_is_there_when_it_comes_back() -> Result<()> {
     for everything in [false, true] {
         let mut stand = stand().await?;
