@@ -92,7 +92,7 @@ const CLIENTS: usize = 5;
 /// What stands behind the gateway.
 enum Server {
     Stdio(UpS),
-    Http(UpH),
+    Http(Box<UpH>),
 }
 
 impl Server {
@@ -102,7 +102,7 @@ impl Server {
         }
         let up = UpH::start().await?;
         up.answer(if name == "http" { "json" } else { "sse-with-ids" }).await?;
-        Ok(Server::Http(up))
+        Ok(Server::Http(Box::new(up)))
     }
 
     fn toml(&self) -> Result<String> {
@@ -234,6 +234,7 @@ fn expect(call: &str, known: bool, done: &Value) -> Result<()> {
 }
 
 /// One row of the table in `docs/clients.md`, for `--nocapture`.
+#[expect(clippy::print_stderr, reason = "the test runner shows it to who asks for it")]
 fn note(row: &str) {
     eprintln!("row | {row}");
 }
