@@ -247,8 +247,8 @@ async fn r1_r2_what_a_listener_missed_over_the_death_of_everything_is_there_when
         let client = stand.open("h").await?;
         let mut listening = client.get_stream(None).await?;
         let primed = listening.next_event(BOUND).await?.context("primed")?;
-        wait_until("the server is listened to", BOUND, async || {
-            stand.up_h.count("/gets").await.is_ok_and(|gets| gets > 0)
+        wait_until("the server's own stream is open", BOUND, async || {
+            stand.up_h.count("/listening_streams").await.is_ok_and(|open| open == 1)
         })
         .await?;
         stand.up_h.order("/list_changed", json!({})).await?;
