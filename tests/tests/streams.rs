@@ -326,6 +326,8 @@ async fn ac12_r3_a_call_never_ends_without_a_response_an_error_or_a_retry() -> R
                 let cut = outcome.response().is_none() && is_stream;
                 if cut {
                     let cursor = outcome.last_event_id().context("and something to come back with")?;
+                    // When it was told to: at once it may meet a connection that dies with the worker.
+                    tokio::time::sleep(Duration::from_millis(outcome.retry_ms().unwrap_or_default())).await;
                     let resumed = client.get_stream(Some(cursor)).await?.finish(BOUND).await?;
                     anyhow::ensure!(resumed.response().is_some(), "call {number}: {resumed:?}");
                 }
