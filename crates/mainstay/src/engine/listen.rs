@@ -142,10 +142,10 @@ impl Engine {
                 () = tokio::time::sleep(QUESTION_MAX) => {}
                 () = waiting.ended.wait() => return,
             }
-            if let Some(original) = waiting.answered(asked) {
-                if engine.is_first_answer(&waiting, asked).await {
-                    engine.decline(&waiting, &original, "the client did not answer in time");
-                }
+            if let Some(original) = waiting.answered(asked)
+                && engine.is_first_answer(&waiting, asked).await
+            {
+                engine.decline(&waiting, &original, "the client did not answer in time");
             }
         });
         Some(Message { question: Some(question), ..Message::essential(splice(message, &[(span, &dressed)])) })
