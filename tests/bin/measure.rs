@@ -1,4 +1,5 @@
-//! Measures what `docs/performance.md` reports: sessions by the hundred thousand, and the blackout after a worker's death.
+//! Measures what `docs/performance.md` reports: sessions by the hundred thousand, what a stream costs, and the blackout after
+//! a worker's death.
 //!
 //! `cargo run --release -p mainstay-tests --bin measure -- SESSIONS KILLS` (build `mainstay` and `up-h` with `--release`
 //! first). Everything runs on 127.0.0.1 and ends by itself. Times are of this machine and its load; compare ratios.
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 
 const VERSION: &str = "2025-11-25";
 const OPENERS: usize = 64;
+const CALLS: usize = 500;
+const SLOW_MS: u64 = 30;
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -24,6 +27,9 @@ async fn main() -> Result<()> {
     let config = format!("{limits}{session}{}", up.toml("h"));
     let mut gateway = Gateway::start(&config, &[]).await?;
     many(&mut gateway, sessions).await?;
+    for (name, within) in [("plain JSON", "1s"), ("a stream with its events in the journal", "20ms")] {
+        one_way_to_answer(&up, name, within).await?;
+    }
     blackout(&mut gateway, kills).await
 }
 
@@ -83,6 +89,36 @@ async fn many(gateway: &mut Gateway, sessions: usize) -> Result<()> {
     Ok(())
 }
 
+/// What calls of [`SLOW_MS`] take and write that are answered on one way or the other, and fast ones beside them.
+async fn one_way_to_answer(up: &UpH, name: &str, answer_json_within: &str) -> Result<()> {
+    let session = format!("[session]\nanswer_json_within = \"{answer_json_within}\"\n");
+    let gateway = Gateway::start(&format!("{session}{}", up.toml("h")), &[]).await?;
+    let client = RawClient::open(&gateway.url("h")?, VERSION).await?;
+    let worker = gateway.worker().await?.pid;
+    for (tool, arguments) in [("echo", json!({"text": "fast"})), ("slow", json!({"ms": SLOW_MS}))] {
+        client.call(tool, arguments.clone()).await?.result()?;
+        // The notes of the handshake are hints, and written by now.
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let (mut times, mut streams, before) = (Vec::new(), 0, written_bytes(worker)?);
+        for _ in 0..CALLS {
+            let started = Instant::now();
+            let outcome = client.call(tool, arguments.clone()).await?;
+            outcome.result()?;
+            streams += usize::from(!outcome.events.is_empty());
+            times.push(started.elapsed());
+        }
+        times.sort_unstable();
+        let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+        say(&format!(
+            "{CALLS} calls of `{tool}`, slow ones as {name}: {streams} on streams, p50 {:.2?}, p99 {:.2?}, {} KiB to disk",
+            at(50),
+            at(99),
+            (written_bytes(worker)? - before) >> 10
+        ));
+    }
+    Ok(())
+}
+
 /// The time from SIGKILL of the worker until the next call is answered.
 async fn blackout(gateway: &mut Gateway, kills: usize) -> Result<()> {
     let client = RawClient::open(&gateway.url("h")?, VERSION).await?.with_fresh_connections()?;
@@ -114,6 +150,13 @@ fn resident_kib(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the kernel says")?;
     Ok(line.trim().trim_end_matches(" kB").trim().parse()?)
+}
+
+/// What a process has caused to be written to disk.
+fn written_bytes(pid: u32) -> Result<u64> {
+    let io = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
+    let line = io.lines().find_map(|line| line.strip_prefix("write_bytes:")).context("the kernel says")?;
+    Ok(line.trim().parse()?)
 }
 
 /// User and system time in clock ticks.

@@ -27,9 +27,9 @@ use std::time::Duration;
 pub struct Plan {
     /// How often the worker is killed with SIGKILL.
     pub kills: usize,
-    /// After how many kills each the configuration is reloaded.
+    /// After how many kills each the configuration is reloaded; 0 for never.
     pub reload_every: usize,
-    /// After how many kills each the gateway is upgraded.
+    /// After how many kills each the gateway is upgraded; 0 for never.
     pub upgrade_every: usize,
     /// The shortest and the longest time between two kills, but for bursts of two.
     pub apart: (Duration, Duration),

@@ -82,7 +82,7 @@ impl<'a> Course<'a> {
     }
 
     async fn kill(&mut self, number: usize) -> Result<()> {
-        let twice = number.is_multiple_of(BURST_EVERY);
+        let twice = number % BURST_EVERY == BURST_EVERY / 2;
         let from = Instant::now();
         let mut killed = self.kill_worker().await?;
         let mut again = None;
@@ -145,7 +145,7 @@ pub(super) fn workers(keeper: u32) -> Vec<Proc> {
     children(keeper).into_iter().filter(|process| process.is_alive() && is_worker(process)).collect()
 }
 
-/// Every so many kills there is a second one.
+/// There is a second kill after the fourth and after every so many more.
 const BURST_EVERY: usize = 8;
 const BURST_MS: std::ops::Range<u64> = 5..600;
 /// So many starts in [`BACK_OFF_WINDOW`] make the keeper wait before the next.

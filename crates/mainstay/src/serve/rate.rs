@@ -42,7 +42,7 @@ impl Rate {
     }
 
     /// Takes one opening out of the bucket of `address`. A peer that was never seen has a full one, however many others
-    /// there are: past [`PEERS_MAX`] the bucket that is nearest to being full is forgotten.
+    /// there are: past `PEERS_MAX` the bucket that is nearest to being full is forgotten.
     ///
     /// # Errors
     /// How long it is until there is one, if the bucket is empty.
