@@ -9,6 +9,7 @@ pub mod questions;
 pub mod removed;
 pub mod suspend;
 pub mod trim;
+pub mod unclaimed;
 pub mod watch;
 
 use std::sync::Arc;
@@ -29,5 +30,6 @@ pub fn start(engine: &Arc<Engine>) -> Vec<JoinHandle<()>> {
         spawn(note_use::run(Arc::clone(engine))),
         spawn(questions::run(Arc::clone(engine))),
         spawn(trim::run(Arc::clone(engine))),
+        spawn(unclaimed::run(Arc::clone(engine))),
     ]
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use mainstay_core::call::RoutedId;
+use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::ResumeRecord;
 use mainstay_core::time::Timestamp;
@@ -218,12 +218,26 @@ impl Child {
     }
 
     /// See [`Link::settle`](crate::Link::settle).
-    pub(crate) fn settle(&self, id: &RoutedId) {
+    pub(crate) fn settle(&self, call: StreamId) {
+        self.each_running(|running| running.settle(call));
+    }
+
+    /// See [`Link::settle_for_good`](crate::Link::settle_for_good).
+    pub(crate) fn settle_for_good(&self, call: StreamId) {
+        self.each_running(|running| running.settle_for_good(call));
+    }
+
+    fn each_running(&self, act: impl Fn(&Running)) {
         let state = lock(&self.state);
         let current = state.current.as_ref().map(|current| &current.running);
-        for running in current.into_iter().chain(state.previous.as_ref()) {
-            running.settle(id.stream);
-        }
+        current.into_iter().chain(state.previous.as_ref()).for_each(|running| act(running));
+    }
+
+    /// See [`Link::answered_earlier`](crate::Link::answered_earlier).
+    pub(crate) fn answered_earlier(&self) -> Vec<StreamId> {
+        let state = lock(&self.state);
+        let current = state.current.as_ref().map(|current| &current.running);
+        current.into_iter().chain(state.previous.as_ref()).flat_map(|running| running.answered_earlier()).collect()
     }
 
     /// Whether a call is open and not answered yet.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use mainstay_core::call::RoutedId;
+use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord};
 use mainstay_keeper::client::Held;
@@ -168,7 +168,26 @@ impl Link {
     pub fn settle(&self, id: &RoutedId) {
         match &self.0 {
             Way::Http(_) => {}
-            Way::Child(child) => child.settle(id),
+            Way::Child(child) => child.settle(id.stream),
+        }
+    }
+
+    /// The calls of earlier workers whose answers have come from a child and are neither [settled](Self::settle) nor taken
+    /// by a waiter of this worker; oldest answer first. Most were answered without a stream just before their worker died:
+    /// nobody can come back for these.
+    pub fn answered_earlier(&self) -> Vec<StreamId> {
+        match &self.0 {
+            Way::Http(_) => Vec::new(),
+            Way::Child(child) => child.answered_earlier(),
+        }
+    }
+
+    /// As [`settle`](Self::settle), but for a call whose client has nothing to come back with: the keeper lets go of it
+    /// sooner, since a later worker would find it for nobody.
+    pub fn settle_for_good(&self, call: StreamId) {
+        match &self.0 {
+            Way::Http(_) => {}
+            Way::Child(child) => child.settle_for_good(call),
         }
     }
 

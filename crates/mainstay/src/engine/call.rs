@@ -6,6 +6,7 @@
 mod driver;
 pub(crate) mod relay;
 pub(crate) mod take_up;
+mod unclaimed;
 
 use std::sync::Arc;
 
@@ -78,7 +79,8 @@ impl Engine {
         match first {
             Ok(Step::Response(landing)) => {
                 let answer = carried.0.take().map(|mut driver| {
-                    driver.settle();
+                    // There was no stream: its client has nothing to come back with.
+                    driver.live.link.settle_for_good(stream);
                     driver.address(&landing)
                 });
                 Ok(Reply::Json(answer.unwrap_or_default()))

@@ -69,6 +69,19 @@ impl Acks {
         self.fresh.calls.push(call);
     }
 
+    /// How much is dealt with since the last tick, for [`ripen_since`](Self::ripen_since).
+    pub(super) fn mark(&self) -> (usize, usize, usize) {
+        (self.fresh.calls.len(), self.fresh.frames.len(), self.fresh.bytes)
+    }
+
+    /// What was dealt with since `mark` goes at the next tick: a worker that is killed before that need not find it.
+    pub(super) fn ripen_since(&mut self, (calls, frames, bytes): (usize, usize, usize)) {
+        let (calls, frames) = (self.fresh.calls.split_off(calls), self.fresh.frames.split_off(frames));
+        let bytes_since = self.fresh.bytes - bytes;
+        self.fresh.bytes = bytes;
+        self.ripe.append(Release { calls, frames, bytes: bytes_since });
+    }
+
     /// Time has passed. Returns what is to be let go now.
     pub(super) fn tick(&mut self) -> Release {
         std::mem::replace(&mut self.ripe, std::mem::take(&mut self.fresh))
@@ -164,6 +177,19 @@ mod tests {
         assert_eq!((acks.tick(), acks.is_due()), (Release::default(), true));
         assert_eq!((acks.tick(), acks.is_due()), (release(&[], &[1], 10), false));
         assert_eq!(acks.tick(), Release::default());
+    }
+
+    #[test]
+    fn c8_what_nobody_can_come_back_for_goes_at_the_next_tick_and_takes_nothing_else_along() {
+        let (mut acks, tag) = (Acks::default(), CallTag::from_bytes([1; 16]));
+        (1..=2).for_each(|number| acks.arrived(number, 10));
+        acks.delivered(1);
+        let mark = acks.mark();
+        acks.settled(tag);
+        acks.delivered(2);
+        acks.ripen_since(mark);
+        assert_eq!(acks.tick(), release(&[tag], &[2], 10));
+        assert_eq!(acks.tick(), release(&[], &[1], 10));
     }
 
     #[test]

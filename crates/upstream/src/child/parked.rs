@@ -28,6 +28,11 @@ impl Parked {
         self.0.remove(&(number, call));
     }
 
+    /// The calls whose answers are here.
+    pub(super) fn calls(&self) -> Vec<StreamId> {
+        self.0.keys().map(|(_, call)| *call).collect()
+    }
+
     /// The call whose answer is the oldest.
     pub(super) fn oldest(&self) -> Option<StreamId> {
         self.0.first_key_value().map(|((_, call), _)| *call)

@@ -118,6 +118,15 @@ impl Running {
         self.change(|table| table.settle(call));
     }
 
+    /// The same for a call whose client has nothing to come back with.
+    pub(super) fn settle_for_good(&self, call: StreamId) {
+        self.change(|table| table.settle_for_good(call));
+    }
+
+    pub(super) fn answered_earlier(&self) -> Vec<StreamId> {
+        lock(&self.table).answered_earlier()
+    }
+
     pub(super) fn has_running_calls(&self) -> bool {
         lock(&self.table).has_running_calls()
     }

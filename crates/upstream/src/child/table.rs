@@ -151,6 +151,18 @@ impl Table {
         }
     }
 
+    /// The same for a call whose client has nothing to come back with: a later worker need not find it.
+    pub(super) fn settle_for_good(&mut self, call: StreamId) {
+        let mark = self.acks.mark();
+        self.settle(call);
+        self.acks.ripen_since(mark);
+    }
+
+    /// The calls of earlier workers that are answered, oldest answer first.
+    pub(super) fn answered_earlier(&self) -> Vec<StreamId> {
+        self.parked.calls()
+    }
+
     pub(super) fn has_running_calls(&self) -> bool {
         self.open.values().any(Option::is_none)
     }

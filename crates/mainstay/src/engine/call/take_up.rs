@@ -261,7 +261,7 @@ fn resume(live: &Arc<Live>, id: &RoutedId, cursor: &str) -> Going {
 }
 
 /// The calls that a stream answers: one, or those of a batch.
-fn parts_of(stream: StreamId, request: &Bytes) -> Vec<(StreamId, Bytes)> {
+pub(super) fn parts_of(stream: StreamId, request: &Bytes) -> Vec<(StreamId, Bytes)> {
     match batch(request) {
         Ok(Some(spans)) => {
             let ids = spans.into_iter().zip(0_u64..);

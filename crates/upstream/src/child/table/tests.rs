@@ -51,7 +51,9 @@ fn r4_only_open_calls_are_waited_for() {
     assert_eq!(is_answered(table.rejoin(&call(EPOCH - 1, 2))), Some(true));
     assert!(!answer(&mut table, 2, &raw(&call(EPOCH - 1, 3))));
     assert_eq!(table.acks.held().0, 1);
+    assert_eq!(table.answered_earlier(), [call(EPOCH - 1, 2).stream]);
     table.settle(call(EPOCH - 1, 2).stream);
+    assert_eq!(table.answered_earlier(), []);
     assert_eq!(is_answered(table.rejoin(&call(EPOCH - 1, 2))), None);
     assert_eq!(table.acks.held().0, 0);
 }
