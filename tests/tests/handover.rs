@@ -287,6 +287,32 @@ async fn t2_the_unmodified_sdk_clients_carry_a_slow_call_through_a_reload() -> R
     Ok(())
 }
 
+#[tokio::test]
+async fn t1_t2_a_connection_on_which_nothing_was_said_yet_is_answered_after_the_handover() -> Result<()> {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let stand = Stand::new().await?;
+    let gateway = &mut Gateway::start(&stand.config, &[]).await?;
+    let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    let (mut silent, mut begun) = (
+        tokio::net::TcpStream::connect(gateway.mcp_address()?).await?,
+        tokio::net::TcpStream::connect(gateway.mcp_address()?).await?,
+    );
+    let (head, rest) = ("GET /healthz HTTP/1.1\r\nHo", "st: 127.0.0.1\r\nConnection: close\r\n\r\n");
+    begun.write_all(head.as_bytes()).await?;
+    // Whoever is answered was accepted later than these two.
+    whoami(&client.with_fresh_connections()?).await?;
+    gateway.rewrite_config(&format!("{}[session]\ndrain_grace = \"1s\"\n", stand.config))?;
+    ordered(gateway, "reload").await?;
+    silent.write_all(head.as_bytes()).await?;
+    for (name, mut stream) in [("silent", silent), ("begun", begun)] {
+        stream.write_all(rest.as_bytes()).await?;
+        let mut answer = String::new();
+        tokio::time::timeout(BOUND, stream.read_to_string(&mut answer)).await?.context(name)?;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{name}: {answer:?}");
+    }
+    Ok(())
+}
+
 /// A copy of the gateway's binary that an upgrade replaces.
 fn install(dir: &Path) -> Result<PathBuf> {
     let program = dir.join("mainstay");

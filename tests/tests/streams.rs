@@ -38,6 +38,7 @@ async fn r1_r3_slow_answers_are_primed_streams_fast_ones_and_lists_are_json() ->
         assert!(primed.id.is_some() && primed.data.is_empty(), "{server}: primed");
         assert_eq!(primed.retry_ms, Some(4000), "{server}");
         assert_eq!(outcome.header("x-accel-buffering"), Some("no"));
+        assert_eq!(outcome.header("connection"), Some("close"), "T2: nothing else is written on what may be closed");
         let ids = outcome.event_ids();
         assert_eq!(ids.len(), 2, "{server}: {ids:?}");
         assert_ne!(ids[0], ids[1], "{server}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::Stream;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use mainstay_core::code::{Code, TerminalStatus};
@@ -88,13 +88,16 @@ pub fn events<T: Send + 'static>(
     streaming(chunks)
 }
 
-/// Events as `text/event-stream`, as they come.
+/// Events as `text/event-stream`, as they come. The connection ends with them, and its client is told so: streams end when
+/// a worker gives way, and a client that took the connection for idle then would write its next request on one that is
+/// being closed (T2).
 pub fn streaming(chunks: impl Stream<Item = Bytes> + Send + 'static) -> Response<Answer> {
     let mut response = Response::new(Answer::Events(Box::pin(chunks)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
