@@ -53,40 +53,40 @@ impl<'a> Course<'a> {
     /// Does them all, and sees calls go on after the last.
     pub(super) async fn run(mut self, load: &Load) -> Result<Vec<Mark>> {
         for kill in 1..=self.plan.kills {
-            self.go_on(load).await?;
-            self.kill(kill).await?;
+            let deaths = 1 + usize::from(kill % BURST_EVERY == BURST_EVERY / 2);
+            self.go_on(load, deaths).await?;
+            self.kill(deaths).await?;
             for (event, every) in [(Event::Reload, self.plan.reload_every), (Event::Upgrade, self.plan.upgrade_every)] {
                 if kill.is_multiple_of(every) {
-                    self.go_on(load).await?;
+                    self.go_on(load, 1).await?;
                     self.hand_over(event).await.with_context(|| format!("{event:?} after kill {kill}"))?;
                 }
             }
             self.stand.gateway.look_around();
         }
-        self.go_on(load).await?;
+        self.go_on(load, 1).await?;
         Ok(self.marks)
     }
 
-    /// Waits for a random while, and until calls are answered again.
-    async fn go_on(&mut self, load: &Load) -> Result<()> {
+    /// Waits for a random while, and until calls are answered again and so many workers may die without a back-off.
+    async fn go_on(&mut self, load: &Load, deaths: usize) -> Result<()> {
         let answered = load.answered() + self.stand.clients.len() as u64;
         let apart = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let (shortest, longest) = (apart(self.plan.apart.0), apart(self.plan.apart.1));
         tokio::time::sleep(self.random.millis(shortest..longest)).await;
         wait_until("calls to be answered", GO_ON_BOUND, async || load.answered() >= answered).await?;
         if self.plan.spare_back_off && self.starts.len() == BACK_OFF_STARTS {
-            let spared = self.starts[0] + BACK_OFF_WINDOW;
+            let spared = self.starts[deaths - 1] + BACK_OFF_WINDOW;
             tokio::time::sleep(spared.saturating_duration_since(Instant::now())).await;
         }
         Ok(())
     }
 
-    async fn kill(&mut self, number: usize) -> Result<()> {
-        let twice = number % BURST_EVERY == BURST_EVERY / 2;
+    async fn kill(&mut self, deaths: usize) -> Result<()> {
         let from = Instant::now();
         let mut killed = self.kill_worker().await?;
         let mut again = None;
-        if twice {
+        if deaths > 1 {
             tokio::time::sleep(self.random.millis(BURST_MS)).await;
             let from = Instant::now();
             killed = self.kill_worker().await?;
