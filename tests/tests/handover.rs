@@ -293,11 +293,19 @@ async fn t1_t2_a_connection_on_which_nothing_was_said_yet_is_answered_after_the_
     let stand = Stand::new().await?;
     let gateway = &mut Gateway::start(&stand.config, &[]).await?;
     let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
-    let (mut silent, mut begun) = (
-        tokio::net::TcpStream::connect(gateway.mcp_address()?).await?,
-        tokio::net::TcpStream::connect(gateway.mcp_address()?).await?,
+    let address = gateway.mcp_address()?;
+    let (mut silent, mut begun) =
+        (tokio::net::TcpStream::connect(address).await?, tokio::net::TcpStream::connect(address).await?);
+    let (session, body) =
+        (client.session.as_deref().context("a session")?, client.message("ping", Value::Null).to_string());
+    let (head, rest) = (
+        "POST /mcp/s HTTP/1.1\r\nHo",
+        format!(
+            "st: 127.0.0.1\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\n\
+             Mcp-Session-Id: {session}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        ),
     );
-    let (head, rest) = ("GET /healthz HTTP/1.1\r\nHo", "st: 127.0.0.1\r\nConnection: close\r\n\r\n");
     begun.write_all(head.as_bytes()).await?;
     // Whoever is answered was accepted later than these two.
     whoami(&client.with_fresh_connections()?).await?;

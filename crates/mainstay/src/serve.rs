@@ -62,7 +62,16 @@ pub struct Front {
 impl Front {
     /// Serves connections of `listener` until the engine stops, and those that the worker before has passed on. Open
     /// connections then finish what they do, or go to the next worker.
-    pub async fn accept(self: Arc<Self>, listener: TcpListener, passed: Vec<Passed>) {
+    pub fn accept(self: Arc<Self>, listener: TcpListener, passed: Vec<Passed>) -> impl Future<Output = ()> + Send {
+        // While it runs another connection may come, of which nothing is settled either.
+        let undecided = self.undecided.enter();
+        async move {
+            self.accept_until_stopped(listener, passed).await;
+            drop(undecided);
+        }
+    }
+
+    async fn accept_until_stopped(self: Arc<Self>, listener: TcpListener, passed: Vec<Passed>) {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         for passed in passed {
             match Wire::taken_over(passed) {
@@ -88,10 +97,11 @@ impl Front {
 
     fn attend(self: &Arc<Self>, wire: Wire, place: Option<OwnedSemaphorePermit>) {
         let front = Arc::clone(self);
+        // Counted from here on, not only once the task runs: a handover may look at the counts before that.
+        let (open, undecided) = (self.open.enter(), self.undecided.enter());
         spawn(async move {
-            let _open = front.open.enter();
-            connection::serve(&front, wire, front.undecided.enter()).await;
-            drop(place);
+            connection::serve(&front, wire, undecided).await;
+            drop((open, place));
         });
     }
 

@@ -1,16 +1,17 @@
 //! How many of something are under way.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A count that falls by itself when what was counted is over.
 #[derive(Default)]
-pub struct Tally(AtomicUsize);
+pub struct Tally(Arc<AtomicUsize>);
 
 impl Tally {
     /// Counts one more, until dropped.
-    pub fn enter(&self) -> Counted<'_> {
+    pub fn enter(&self) -> Counted {
         self.0.fetch_add(1, Ordering::AcqRel);
-        Counted(self)
+        Counted(Arc::clone(&self.0))
     }
 
     /// How many are under way.
@@ -20,10 +21,10 @@ impl Tally {
 }
 
 /// One of those that are counted.
-pub struct Counted<'a>(&'a Tally);
+pub struct Counted(Arc<AtomicUsize>);
 
-impl Drop for Counted<'_> {
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::AcqRel);
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }

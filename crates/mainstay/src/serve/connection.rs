@@ -9,6 +9,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -101,13 +102,16 @@ type Response = Pin<Box<dyn Future<Output = Result<http::Response<Answer>, Infal
 
 /// Serves a connection until its client leaves or the worker stops. `undecided` counts until it is settled what becomes
 /// of the connection then: an idle one is passed on or closed, a busy one answers its request first.
-pub(super) async fn serve(front: &Arc<Front>, wire: Wire, undecided: Counted<'_>) {
+pub(super) async fn serve(front: &Arc<Front>, wire: Wire, undecided: Counted) {
     // Small answers must not wait for an acknowledgement; a socket that refuses the option still works.
     let _ = wire.stream.set_nodelay(true);
     // A client that is gone already is nobody in particular.
     let peer = wire.stream.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
     let serving = Arc::clone(front);
+    let asked = Arc::new(AtomicBool::new(false));
+    let first = Arc::clone(&asked);
     let service = service_fn(move |request: http::Request<Incoming>| {
+        first.store(true, Ordering::Relaxed);
         let front = Arc::clone(&serving);
         let response: Response = Box::pin(async move { Ok(route(front, peer, request).await) });
         response
@@ -122,9 +126,10 @@ pub(super) async fn serve(front: &Arc<Front>, wire: Wire, undecided: Counted<'_>
         () = front.engine.stopped() => {}
     }
     Pin::new(&mut connection).graceful_shutdown();
-    // An idle connection is done at once, a busy one when its request is answered.
+    // An idle connection is done at once, a busy one when its request is answered. One on which only part of a first head
+    // has come is not done, but nothing of it is used up either.
     let settled = std::future::poll_fn(|context| Poll::Ready(connection.poll_without_shutdown(context))).await;
-    let was_idle = settled.is_ready();
+    let was_idle = settled.is_ready() || !asked.load(Ordering::Relaxed);
     if was_idle && front.engine.hands_over() {
         let parts = connection.into_parts();
         pass(front, parts.io.into_inner(), parts.read_buf).await;
