@@ -19,6 +19,8 @@ pub(super) struct Acks {
     fresh: Release,
     /// Dealt with before the last tick.
     ripe: Release,
+    /// What nobody can come back for: it goes at the next tick, or as soon as there is a little of it.
+    free: Release,
 }
 
 #[derive(Debug)]
@@ -69,27 +71,32 @@ impl Acks {
         self.fresh.calls.push(call);
     }
 
-    /// How much is dealt with since the last tick, for [`ripen_since`](Self::ripen_since).
+    /// How much is dealt with since the last tick, for [`free_since`](Self::free_since).
     pub(super) fn mark(&self) -> (usize, usize, usize) {
         (self.fresh.calls.len(), self.fresh.frames.len(), self.fresh.bytes)
     }
 
-    /// What was dealt with since `mark` goes at the next tick: a worker that is killed before that need not find it.
-    pub(super) fn ripen_since(&mut self, (calls, frames, bytes): (usize, usize, usize)) {
+    /// Nobody can come back for what was dealt with since `mark`: a worker that is killed now need not leave it.
+    pub(super) fn free_since(&mut self, (calls, frames, bytes): (usize, usize, usize)) {
         let (calls, frames) = (self.fresh.calls.split_off(calls), self.fresh.frames.split_off(frames));
         let bytes_since = self.fresh.bytes - bytes;
         self.fresh.bytes = bytes;
-        self.ripe.append(Release { calls, frames, bytes: bytes_since });
+        self.free.append(Release { calls, frames, bytes: bytes_since });
     }
 
     /// Time has passed. Returns what is to be let go now.
     pub(super) fn tick(&mut self) -> Release {
-        std::mem::replace(&mut self.ripe, std::mem::take(&mut self.fresh))
+        let mut release = std::mem::replace(&mut self.ripe, std::mem::take(&mut self.fresh));
+        release.append(std::mem::take(&mut self.free));
+        release
     }
 
     /// What is to be let go without waiting for a tick, the older first, because there is too much of it.
     pub(super) fn overflow(&mut self) -> Release {
         let mut release = Release::default();
+        if self.free.calls.len() > FREE_CALLS || self.free.bytes > FREE_BYTES {
+            release.append(std::mem::take(&mut self.free));
+        }
         for _ in 0..2 {
             if self.is_much() {
                 release.append(self.tick());
@@ -107,7 +114,7 @@ impl Acks {
 
     /// Whether anything waits for a tick.
     pub(super) fn is_due(&self) -> bool {
-        !self.fresh.is_empty() || !self.ripe.is_empty()
+        [&self.fresh, &self.ripe, &self.free].iter().any(|release| !release.is_empty())
     }
 
     /// Whether every frame is dealt with.
@@ -159,6 +166,11 @@ const URGENT_BYTES: usize = CUSTODY_BYTES_MAX / 4;
 const URGENT_FRAMES: usize = CUSTODY_FRAMES_MAX / 4;
 const URGENT_CALLS: usize = OPEN_CALLS_MAX / 4;
 
+/// So many calls that nobody can come back for may wait for a tick. A worker that dies leaves no more of them, for the
+/// next one to find out that they are nobody's.
+const FREE_CALLS: usize = 64;
+const FREE_BYTES: usize = URGENT_BYTES / 16;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,9 +199,30 @@ mod tests {
         let mark = acks.mark();
         acks.settled(tag);
         acks.delivered(2);
-        acks.ripen_since(mark);
+        acks.free_since(mark);
+        assert!(acks.is_due());
         assert_eq!(acks.tick(), release(&[tag], &[2], 10));
         assert_eq!(acks.tick(), release(&[], &[1], 10));
+    }
+
+    #[test]
+    fn c8_a_worker_that_dies_leaves_few_answers_that_nobody_can_come_back_for() {
+        let (mut acks, tag) = (Acks::default(), CallTag::from_bytes([1; 16]));
+        acks.arrived(0, 10);
+        acks.delivered(0);
+        let (mut kept, mut kept_max) = (0, 0);
+        for number in 1..=URGENT_CALLS as u64 {
+            acks.arrived(number, 10);
+            let mark = acks.mark();
+            acks.settled(tag);
+            acks.delivered(number);
+            acks.free_since(mark);
+            let release = acks.overflow();
+            assert!(!release.frames.contains(&0), "somebody may come back for what that carried");
+            kept = kept + 1 - release.calls.len();
+            kept_max = kept_max.max(kept);
+        }
+        assert_eq!(kept_max, FREE_CALLS);
     }
 
     #[test]

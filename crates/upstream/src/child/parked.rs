@@ -33,6 +33,11 @@ impl Parked {
         self.0.keys().map(|(_, call)| *call).collect()
     }
 
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// The call whose answer is the oldest.
     pub(super) fn oldest(&self) -> Option<StreamId> {
         self.0.first_key_value().map(|((_, call), _)| *call)

@@ -22,7 +22,7 @@ use super::mask::Mask;
 use super::oversize::{self, Lost};
 use super::slot::Delivery;
 use super::supervision::Lease;
-use super::table::{Owner, Place, Rejoined, Table, tag_of};
+use super::table::{Owner, Place, Rejoined, Relief, Table, tag_of};
 use crate::notice::{Notice, Notices};
 use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
@@ -314,13 +314,13 @@ impl Running {
 
     /// Takes a frame into account. The child must never wait for answers that nobody takes.
     fn arrived(&self, number: u64, bytes: usize) {
-        let let_go = self.change(|table| {
+        let relief = self.change(|table| {
             table.acks.arrived(number, bytes);
             table.relieve()
         });
-        if let_go > 0 {
-            let server = &self.destination.server.name;
-            tracing::warn!(%server, child = %self.id, let_go, "too many answers wait for their clients; the oldest are let go");
+        if relief != Relief::default() {
+            let (server, Relief { answers, messages }) = (&self.destination.server.name, relief);
+            tracing::warn!(%server, child = %self.id, answers, messages, "too much waits for clients to come back; the oldest is let go");
         }
     }
 

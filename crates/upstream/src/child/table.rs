@@ -49,6 +49,14 @@ pub(super) enum Rejoined {
     Waiting(Place),
 }
 
+/// What was let go of for want of room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Relief {
+    pub(super) answers: usize,
+    /// Progress.
+    pub(super) messages: usize,
+}
+
 /// Whose a message that is no answer is.
 pub(super) type Owner = pending::Owner<Arc<Slot>>;
 
@@ -155,7 +163,7 @@ impl Table {
     pub(super) fn settle_for_good(&mut self, call: StreamId) {
         let mark = self.acks.mark();
         self.settle(call);
-        self.acks.ripen_since(mark);
+        self.acks.free_since(mark);
     }
 
     /// The calls of earlier workers that are answered, oldest answer first.
@@ -270,25 +278,21 @@ impl Table {
         self.pending.owner_of(scanned, message)
     }
 
-    /// Lets go of progress and of answers that nobody has taken, if there are so many that the child might have to wait for
-    /// them: of the answers first those that nobody has asked for, oldest first. Returns how many answers.
-    pub(super) fn relieve(&mut self) -> usize {
+    /// Lets go of answers that nobody has taken and of progress, if there is so much that the child might have to wait for
+    /// it. First go the answers that nobody has asked for, oldest first: those that are more than clients wait for were
+    /// left behind when a worker died that had handed them on. Then goes progress, if it is much, and then what else there
+    /// is of answers.
+    pub(super) fn relieve(&mut self) -> Relief {
+        let mut relief = Relief::default();
         let (frames, bytes) = self.acks.held();
         if frames <= HELD_FRAMES_MAX && bytes <= HELD_BYTES_MAX {
-            return 0;
+            return relief;
         }
-        while self.is_crowded()
-            && let Some(call) = self.unheard.oldest()
-        {
-            self.drop_progress(call);
+        relief.answers += self.settle_parked_beyond(PARKED_SPARED);
+        while self.is_crowded() && self.is_mostly_progress() {
+            relief.messages += self.thin_progress();
         }
-        let mut count = 0;
-        while self.is_crowded()
-            && let Some(call) = self.parked.oldest()
-        {
-            self.settle(call);
-            count += 1;
-        }
+        relief.answers += self.settle_parked_beyond(0);
         let mut handed_on: Vec<_> = self.open.iter().filter_map(|(call, answer)| Some(((*answer)?, *call))).collect();
         handed_on.sort_unstable();
         for (_, call) in handed_on {
@@ -296,9 +300,34 @@ impl Table {
                 break;
             }
             self.settle(call);
+            relief.answers += 1;
+        }
+        relief
+    }
+
+    /// Lets go of the oldest answers that nobody has asked for, but for so many. Returns how many.
+    fn settle_parked_beyond(&mut self, spared: usize) -> usize {
+        let mut count = 0;
+        while self.is_crowded()
+            && self.parked.count() > spared
+            && let Some(call) = self.parked.oldest()
+        {
+            self.settle(call);
             count += 1;
         }
         count
+    }
+
+    /// Whether progress is what takes the room.
+    fn is_mostly_progress(&self) -> bool {
+        let (count, bytes) = self.unheard.held();
+        count > HELD_FRAMES_MAX / 2 || bytes > HELD_BYTES_MAX / 2
+    }
+
+    fn thin_progress(&mut self) -> usize {
+        let gone = self.unheard.thin();
+        gone.iter().for_each(|number| self.acks.delivered(*number));
+        gone.len()
     }
 
     /// Whether so much is held that there would soon be too much again.
@@ -315,6 +344,9 @@ fn stream_in(id: &str) -> Option<StreamId> {
 /// What may be held: half of what the keeper holds before it stops reading.
 const HELD_FRAMES_MAX: usize = CUSTODY_FRAMES_MAX / 2;
 const HELD_BYTES_MAX: usize = CUSTODY_BYTES_MAX / 2;
+
+/// As many answers may well have a client that comes back for them.
+const PARKED_SPARED: usize = HELD_FRAMES_MAX / 4;
 
 #[cfg(test)]
 mod tests;

@@ -176,14 +176,65 @@ fn r4_too_many_untaken_answers_are_let_go_those_that_nobody_asked_for_first() {
         frame += 1;
         assert!(answer(&mut table, frame, &raw(&id)));
         table.leave(&place, true);
-        assert_eq!(table.relieve(), 0);
+        assert_eq!(table.relieve(), Relief::default());
     }
     assert!(answer(&mut table, frame + 1, &raw(&call(EPOCH - 1, 1))));
-    let count = table.relieve() as u64;
+    let count = table.relieve().answers as u64;
     assert!(count > half / 2 && table.acks.held().0 <= HELD_FRAMES_MAX / 4 * 3);
     assert_eq!(table.rejoin(&call(EPOCH - 1, 1)).map(|_| ()), None);
     let gone = count - 1;
     assert_eq!(table.open.first_key_value().map(|(call, _)| call.number), Some(2));
     assert!(!table.open.contains_key(&call(EPOCH, gone).stream));
     assert!(table.open.contains_key(&call(EPOCH, gone + 1).stream));
+}
+
+#[test]
+fn r7_c8_answers_left_behind_by_kills_never_cost_a_call_that_runs_its_progress() {
+    let running = call(EPOCH - 1, 1_000_000);
+    let junk = |number| call(EPOCH - 1, number);
+    let many = HELD_FRAMES_MAX as u64 * 3;
+    let open: Vec<_> = (1..=many).map(junk).chain([running.clone()]).map(|id| tag_of(id.stream)).collect();
+    let mut table = Table::of(&open);
+    let (mut frame, mut told) = (0, Vec::new());
+    for number in 1..=many {
+        frame += 1;
+        assert!(answer(&mut table, frame, &raw(&junk(number))));
+        assert_eq!(table.relieve().messages, 0);
+        if number % 100 == 0 {
+            frame += 1;
+            told.push(frame);
+            assert!(progress(&mut table, frame, &raw(&running)));
+            assert_eq!(table.relieve().messages, 0);
+        }
+    }
+    let Some(Rejoined::Waiting(place)) = table.rejoin(&running) else { panic!("it is open") };
+    assert_eq!(place.slot.close(), told, "all of it, in order");
+    assert_eq!(is_answered(table.rejoin(&junk(many))), Some(true), "the newest answers are there, too");
+    assert_eq!(is_answered(table.rejoin(&junk(1))), None);
+}
+
+#[test]
+fn r7_of_too_much_progress_the_older_goes_and_no_answer_that_a_client_may_wait_for() {
+    let calls: Vec<_> = (1..=64).map(|number| call(EPOCH - 1, number)).collect();
+    let mut table = Table::of(&calls.iter().map(|id| tag_of(id.stream)).collect::<Vec<_>>());
+    let (mut frame, mut relief) = (0, Relief::default());
+    for round in 0..HELD_FRAMES_MAX as u64 / 64 + 1 {
+        for id in &calls[1..] {
+            frame += 1;
+            assert!(progress(&mut table, frame, &raw(id)));
+            let now = table.relieve();
+            relief.messages += now.messages;
+            relief.answers += now.answers;
+        }
+        if round == 0 {
+            frame += 1;
+            assert!(answer(&mut table, frame, &raw(&calls[0])));
+        }
+    }
+    assert!(relief.messages > 0 && relief.answers == 0, "{relief:?}");
+    assert_eq!(is_answered(table.rejoin(&calls[0])), Some(true));
+    for id in &calls[1..] {
+        let Some(Rejoined::Waiting(place)) = table.rejoin(id) else { panic!("it is open") };
+        assert!(!place.slot.close().is_empty(), "something of every call is there");
+    }
 }
