@@ -3,4 +3,5 @@
 pub mod envelope;
 pub mod lines;
 pub mod method;
+pub mod modern;
 pub mod sse;

@@ -13,6 +13,7 @@ use memchr::{memchr, memchr2};
 use self::scanner::{Scanner, next_special, read_escape};
 
 mod scanner;
+pub mod walk;
 
 /// How deep a message may nest; the outermost object is level 1. Deeper ones are refused.
 pub const DEPTH_MAX: u32 = 128;
