@@ -259,9 +259,19 @@ async fn c5_a_restart_reaches_children_that_no_session_has_asked_for_since_the_w
 
 #[tokio::test]
 async fn c9_a_program_replaced_on_disk_is_shown_and_used_at_the_next_start() -> Result<()> {
+    replaced_on_disk(|program| (program.to_owned(), None)).await
+}
+
+#[tokio::test]
+async fn c9_a_script_replaced_on_disk_is_shown_as_a_program_is() -> Result<()> {
+    replaced_on_disk(|script| ("sh".to_owned(), Some(script.to_owned()))).await
+}
+
+/// `started_by` says how a file is run: by which program, and as which argument of it.
+async fn replaced_on_disk(started_by: fn(&str) -> (String, Option<String>)) -> Result<()> {
     let up = UpS::new(&[])?;
     let folder = tempfile::tempdir()?;
-    let program = folder.path().join("server");
+    let file = folder.path().join("server");
     let (real, args) = up.command()?;
     let write = |name: &str, label: &str| -> Result<()> {
         let path = folder.path().join(name);
@@ -270,14 +280,14 @@ async fn c9_a_program_replaced_on_disk_is_shown_and_used_at_the_next_start() -> 
         Ok(std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700))?)
     };
     write("server", "old")?;
-    let gateway =
-        gateway(&format!("[servers.s]\ncommand = {}\nargs = {}\n", json!(program.display().to_string()), json!(args)))
-            .await?;
+    let (command, script) = started_by(&file.display().to_string());
+    let args: Vec<String> = script.into_iter().chain(args).collect();
+    let gateway = gateway(&format!("[servers.s]\ncommand = {}\nargs = {}\n", json!(command), json!(args))).await?;
     let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
     let first = pid(&client).await?;
     assert_eq!(shown(&gateway, "s").await?["children"][0]["on_disk"], "same");
     write("next", "new")?;
-    std::fs::rename(folder.path().join("next"), &program)?;
+    std::fs::rename(folder.path().join("next"), &file)?;
     let view = shown(&gateway, "s").await?;
     assert_eq!((&view["children"][0]["on_disk"], &view["summary"]["newer_on_disk"]), (&json!("newer"), &json!(true)));
     let (_, listed) = cli(&gateway, &["servers", "list"]).await?;

@@ -67,7 +67,8 @@ impl Worker {
         Ok(Self { process, link, serving, serving_is_over: false, started_at: Instant::now() })
     }
 
-    /// A worker that had handed over before the keeper was renewed. Without a socket it is told nothing any more.
+    /// A worker that had handed over before the keeper was renewed. What it still says is read and ignored; it is told
+    /// nothing any more but to drain, and not even that if the renewal has cut a message to it short.
     pub(crate) fn leaving(
         keeper: &Rc<Keeper>,
         identity: ProcessIdentity,

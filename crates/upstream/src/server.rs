@@ -119,7 +119,10 @@ impl Server {
     }
 
     /// The whole of what a child is started with: its [fingerprint](Self::fingerprint), and how the values of its variables
-    /// are written, which may be confidential. So the digest stays in the memory of the keeper and its workers.
+    /// are written, which may be confidential. So the digest never gets a name on a disk: it is part of the child's
+    /// [label](crate::Label), which the keeper keeps in memory. When the keeper is renewed in place, the label travels in a
+    /// file without a name: in memory (memfd), or, where memory has no files, in the state directory (`O_TMPFILE`), which
+    /// is gone with its descriptor.
     pub fn definition(&self) -> [u8; 32] {
         let mut fields = Fields(digest::Context::new(&digest::SHA256));
         fields.add(&self.fingerprint());

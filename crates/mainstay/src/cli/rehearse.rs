@@ -17,7 +17,8 @@ use crate::config::{Config, Loaded, StoreKind};
 
 #[derive(Debug, Args)]
 pub(super) struct RehearseArgs {
-    /// The form in which the running keeper would pass on what it holds; without it only the settings are to change
+    /// The form in which the running keeper would pass on what it holds; one that this program does not take is refused.
+    /// The keeper always says it, also if only the settings are to change
     #[arg(long, value_name = "NUMBER")]
     renewal_format: Option<u32>,
     #[command(flatten)]
