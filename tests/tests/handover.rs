@@ -337,6 +337,15 @@ fn replace(program: &Path, bytes: &[u8]) -> Result<()> {
     Ok(std::fs::rename(next, program)?)
 }
 
+/// The program as another build of its version: the linker's id of it is all that differs.
+fn another_build(number: u8) -> Result<Vec<u8>> {
+    let mut program = std::fs::read(mainstay_tests::mainstay()?)?;
+    let note = b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0";
+    let at = program.windows(note.len()).position(|window| window == note).context("no build id")? + note.len();
+    program[at] = program[at].wrapping_add(number + 1);
+    Ok(program)
+}
+
 fn inode(path: impl AsRef<Path>) -> Result<u64> {
     use std::os::unix::fs::MetadataExt as _;
     Ok(std::fs::metadata(path)?.ino())
@@ -353,14 +362,19 @@ async fn t1_t2_an_upgrade_under_load_fails_no_call_and_keeps_children_and_upstre
     let (h_before, s_before) = (whoami(&h).await?, whoami(&s).await?);
     let keeper = gateway.keeper_pid()?;
     let load = Load::start(&gateway, 8).await?;
-    for _ in 0..3 {
+    for round in 0..3 {
         load.go_on().await?;
         let open_before = Proc::of(keeper).context("the keeper")?.open_files();
-        replace(&program, &std::fs::read(mainstay_tests::mainstay()?)?)?;
+        let (next, build) = (another_build(round)?, gateway.status().await?["version"].clone());
+        replace(&program, &next)?;
         let installed = inode(&program)?;
         assert_ne!(inode(format!("/proc/{keeper}/exe"))?, installed);
         let said = ordered(&gateway, "upgrade").await?;
-        assert!(said.contains("upgraded from"), "{said}");
+        let status = gateway.status().await?;
+        let builds = [&build, &status["version"]].map(|build| build.as_str().unwrap_or_default());
+        assert_ne!(builds[0], builds[1], "two builds of one version");
+        assert!(said.contains(&format!("upgraded from {} to {}", builds[0], builds[1])), "{said}");
+        assert_eq!(status["keeper"]["version"], status["version"], "{status}");
         let worker = gateway.worker().await?;
         assert_eq!(
             inode(format!("/proc/{keeper}/exe"))?,

@@ -78,6 +78,41 @@ async fn t6_what_a_killed_gateway_left_behind_is_no_trouble() -> Result<()> {
 }
 
 #[tokio::test]
+async fn o1_a_file_that_is_wrong_by_now_keeps_nobody_from_the_gateway_that_runs_with_it() -> Result<()> {
+    let up = UpS::new(&[])?;
+    let right = format!("state_dir = \"state\"\n{}", up.toml("s")?);
+    let mut gateway = Gateway::start(&right, &[]).await?;
+    let file = gateway.dir().join("mainstay.toml");
+    let command = |words: &[&str], state_dir: Option<&Path>| -> Result<std::process::Output> {
+        let mut command = std::process::Command::new(mainstay_tests::mainstay()?);
+        command.args(words).arg("--config").arg(&file).env_remove("MAINSTAY_STATE_DIR");
+        command.envs(state_dir.map(|folder| ("MAINSTAY_STATE_DIR", folder)));
+        Ok(command.output()?)
+    };
+    let state = gateway.state_dir();
+    for (wrong, usual) in [("state_dir = \"state\"\ncolour = \"red\"\n", None), ("not toml", Some(&*state))] {
+        gateway.rewrite_config(wrong)?;
+        for words in [&["status"][..], &["servers", "list"], &["sessions", "list"]] {
+            let output = command(words, usual)?;
+            assert!(output.status.success(), "{wrong}: {output:?}");
+        }
+        // What is about the file itself tells of it.
+        assert_told(&command(&["config", "check"], usual)?, 2, &["error:"]);
+        assert_told(&command(&["reload"], usual)?, 1, &["error:", "nothing was changed"]);
+    }
+    // Where nothing says which gateway is meant, it says what does.
+    let elsewhere = tempfile::tempdir()?;
+    assert_told(&command(&["status"], Some(elsewhere.path()))?, 2, &["error:", "hint:", "--state-dir"]);
+    assert!(gateway.cli(&["status"]).await?.status.success());
+    let output = gateway.cli(&["sessions", "show", "0a1b2c3d-pasted-from-a-client"]).await?;
+    assert_told(&output, 2, &["--id -", "Mcp-Session-Id"]);
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("pasted"), "it is not repeated");
+    assert!(command(&["stop"], Some(&state))?.status.success());
+    gateway.wait_for_end(BOUND).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn t6_junk_in_the_state_directory_is_survived_and_foreign_files_are_left_alone() -> Result<()> {
     let up = UpS::new(&[])?;
     let mut gateway = Gateway::start(&up.toml("s")?, &[]).await?;

@@ -26,6 +26,7 @@ mod keys;
 mod notify;
 mod output;
 mod owed;
+mod place;
 mod rehearse;
 mod serve;
 mod servers;
@@ -278,7 +279,8 @@ struct Place {
     /// The gateway's state directory [env: MAINSTAY_STATE_DIR]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// The gateway's configuration, which names the state directory
+    /// The gateway's configuration, which names the state directory. A gateway that runs with this file is found even if
+    /// the file is wrong by now
     #[arg(long, env = environment::CONFIG, value_name = "FILE")]
     config: Option<PathBuf>,
 }

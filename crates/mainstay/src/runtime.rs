@@ -1,6 +1,8 @@
-//! The only two injected sources, time and chance, and the one place that starts tasks.
+//! The only two injected sources, time and chance, the one place that starts tasks, and which [`build`] this is.
 //!
 //! Everything else in the crate takes instants and random bytes as arguments, or asks these types for them.
+
+pub mod build;
 
 use std::future::Future;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

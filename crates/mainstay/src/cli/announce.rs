@@ -106,7 +106,7 @@ mod tests {
         };
         config.servers.insert(ServerName::parse("tickets").unwrap(), Server::new(reach));
         let (mcp, admin) = (([127, 0, 0, 1], 7717).into(), ([127, 0, 0, 1], 7718).into());
-        (config, Gateway { mcp, admin, keeper: 1, activated: Vec::new() })
+        (config, Gateway { mcp, admin, keeper: 1, activated: Vec::new(), config: None, token_file: None })
     }
 
     #[test]

@@ -14,10 +14,11 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
+use super::Place;
 use super::failure::Failure;
 use super::gateway::{self, Gateway};
 use super::output::plain;
-use super::{Place, config};
+use super::place::config_of;
 use crate::admin::Document;
 use crate::runtime;
 
@@ -33,7 +34,7 @@ impl Api {
     /// # Errors
     /// Exit code 3 if none has published itself there.
     pub(super) fn find(place: &Place) -> Result<Self, Failure> {
-        let config = config::of_place(place)?;
+        let config = config_of(place)?;
         let gateway = Gateway::read(&config.state_dir)?.ok_or_else(|| gateway::absent(&config.state_dir))?;
         let owner = mainstay_keeper::read_owner(&config.state_dir);
         if !owner.is_some_and(|owner| owner.is_alive()) {

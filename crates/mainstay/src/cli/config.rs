@@ -10,8 +10,7 @@ use super::failure::{Failure, Fault};
 use super::output::{Output, plain};
 use super::{Place, ServeArgs, SourceArgs, Unseen};
 use crate::config::{
-    self, Config, Diagnostic, ListenAddress, Loaded, Overrides, Single, Source, Surroundings, Template, environment,
-    schema,
+    self, Diagnostic, ListenAddress, Loaded, Overrides, Single, Source, Surroundings, Template, environment, schema,
 };
 
 #[derive(Debug, Args)]
@@ -122,17 +121,6 @@ fn single(args: &ServeArgs) -> Result<Single, Failure> {
     Ok(Single { name: args.name.clone(), values })
 }
 
-/// The configuration that names the state directory of a running gateway.
-pub(super) fn of_place(place: &Place) -> Result<Config, Failure> {
-    let source = match (&place.state_dir, &place.config) {
-        // Told outright, nothing else needs to be read, nor be right.
-        (Some(_), _) | (None, None) => Source::Nothing,
-        (None, Some(path)) => Source::File(path.clone()),
-    };
-    let overrides = Overrides { state_dir: place.state_dir.clone(), ..Overrides::default() };
-    Ok(with_surroundings(&source, &overrides)?.config)
-}
-
 /// Tells what was tolerated.
 pub(super) fn warn(warnings: &[Diagnostic], out: &Output) {
     for warning in warnings {
@@ -159,7 +147,7 @@ fn load(source: &Source, args: &SourceArgs) -> Result<Loaded, Failure> {
     with_surroundings(source, &overrides)
 }
 
-fn with_surroundings(source: &Source, overrides: &Overrides) -> Result<Loaded, Failure> {
+pub(super) fn with_surroundings(source: &Source, overrides: &Overrides) -> Result<Loaded, Failure> {
     let around = Surroundings {
         var: &environment::process,
         names: &environment::process_names(),

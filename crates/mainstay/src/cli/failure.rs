@@ -51,6 +51,11 @@ impl Failure {
         self
     }
 
+    /// What is wrong with the configuration, if that is what it is.
+    pub(super) fn faults(&self) -> Option<&Faults> {
+        self.cause.downcast_ref::<Faults>()
+    }
+
     /// Whether there is no running gateway.
     pub(super) fn is_not_running(&self) -> bool {
         self.code == exit::NOT_RUNNING
@@ -75,11 +80,13 @@ impl Failure {
         }
         if out.is_json() {
             let causes: Vec<String> = self.cause.chain().skip(1).map(ToString::to_string).collect();
-            let faults = self.cause.downcast_ref::<Faults>();
+            let faults = self.faults();
             let faults: Vec<Fault<'_>> = faults.into_iter().flat_map(|faults| &faults.0).map(Fault::of).collect();
             let messages: Vec<&str> = faults.iter().map(|fault| fault.message).collect();
             let error = if faults.is_empty() { self.cause.to_string() } else { messages.join("; ") };
-            let hint = self.hint.as_deref();
+            let hints: Vec<&str> = faults.iter().filter_map(|fault| fault.hint).chain(self.hint.as_deref()).collect();
+            let hint = Some(hints.join("; ")).filter(|hint| !hint.is_empty());
+            let hint = hint.as_deref();
             out.note_json(&Report { error: &error, causes: &causes, hint, exit_code: self.code, faults });
         } else {
             out.note(&self.to_text());
@@ -89,21 +96,19 @@ impl Failure {
 
     /// `error:`, the chain of causes, `hint:`.
     fn to_text(&self) -> String {
-        if let Some(Faults(faults)) = self.cause.downcast_ref::<Faults>() {
+        let hint = self.hint.as_ref().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
+        if let Some(Faults(faults)) = self.faults() {
             let told = faults.iter().map(|fault| {
                 let hint = fault.hint.as_ref().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
                 format!("error: {fault}{hint}")
             });
-            return told.collect::<Vec<_>>().join("\n");
+            return told.collect::<Vec<_>>().join("\n") + &hint;
         }
         let mut text = format!("error: {}", self.cause);
         for cause in self.cause.chain().skip(1) {
             text.push_str(&format!("\n  caused by: {cause}"));
         }
-        if let Some(hint) = &self.hint {
-            text.push_str(&format!("\nhint: {hint}"));
-        }
-        text
+        text + &hint
     }
 }
 
@@ -252,9 +257,8 @@ impl From<io::Error> for Failure {
 
 impl From<Faults> for Failure {
     fn from(faults: Faults) -> Self {
-        let hints: Vec<String> = faults.0.iter().filter_map(|fault| fault.hint.clone()).collect();
-        let failure = Self::usage(faults);
-        if hints.is_empty() { failure } else { failure.hint(hints.join("; ")) }
+        // Each has its own hint.
+        Self::usage(faults)
     }
 }
 

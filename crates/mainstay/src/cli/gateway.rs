@@ -1,12 +1,12 @@
 //! How commands find a running gateway: two private files in its state directory.
 //!
-//! `gateway.json` says where it listens, `admin.token` opens the admin API.
+//! `gateway.json` says where it listens and what it was started from, `admin.token` opens the admin API.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use mainstay_core::id::base64url;
@@ -29,6 +29,12 @@ pub(super) struct Gateway {
     /// configuration.
     #[serde(default)]
     pub activated: Vec<String>,
+    /// The configuration file that it was started from, links resolved; none if it was started without one.
+    #[serde(default)]
+    pub config: Option<PathBuf>,
+    /// The file of the admin token, if it was configured at the start.
+    #[serde(default)]
+    pub token_file: Option<PathBuf>,
 }
 
 impl Gateway {
@@ -162,6 +168,8 @@ mod tests {
                 admin: ([127, 0, 0, 1], 2).into(),
                 keeper,
                 activated: Vec::new(),
+                config: None,
+                token_file: Some("/run/token".into()),
             };
             gateway.write(dir.path()).unwrap();
             assert_eq!(Gateway::read(dir.path()).unwrap(), Some(gateway));

@@ -11,10 +11,11 @@ use mainstay_store::{Place as StoredAt, Store, Write};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::Place;
 use super::api::{Api, block_on};
 use super::failure::Failure;
 use super::output::Output;
-use super::{Place, config};
+use super::place::config_of;
 use crate::engine::operate::unrecorded_rotation;
 use crate::runtime::{Clock, entropy, fill_with_entropy};
 
@@ -39,7 +40,7 @@ pub(super) fn rotate(place: &Place, out: &Output) -> Result<(), Failure> {
 }
 
 fn rotate_files(place: &Place) -> Result<Rotated, Failure> {
-    let config = config::of_place(place)?;
+    let config = config_of(place)?;
     let shown = config.state_dir.display();
     let keys = config.state_dir.join("keys");
     if !keys.is_dir() {

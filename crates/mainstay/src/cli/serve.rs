@@ -19,6 +19,7 @@ use super::notify::Notifier;
 use super::output::Output;
 use super::{Global, ServeArgs, config, start_log, state_dir, tokens};
 use crate::config::{Config, Loaded, StoreKind, environment};
+use crate::runtime::build;
 use crate::telemetry;
 
 /// Runs the gateway until it is told to stop.
@@ -72,7 +73,14 @@ fn start(mut args: ServeArgs, global: &Global, out: &Output) -> Result<(), Failu
     prepare_token(&config)?;
     raise_open_files();
     let keeper = std::process::id();
-    let gateway = Gateway { mcp: mcp.local_addr()?, admin: admin.local_addr()?, keeper, activated };
+    let gateway = Gateway {
+        mcp: mcp.local_addr()?,
+        admin: admin.local_addr()?,
+        keeper,
+        activated,
+        config: args.source.config.as_ref().and_then(|file| std::fs::canonicalize(file).ok()),
+        token_file: config.admin.token_file.clone(),
+    };
     gateway.write(&config.state_dir)?;
     announce_unless_closed(&config, &gateway, out);
     let listeners = vec![("mcp".to_owned(), mcp), ("admin".to_owned(), admin)];
@@ -93,7 +101,7 @@ fn plan(config: &Config, gateway: &Gateway, lock: Lock, worker_args: Vec<OsStrin
         program: program(own_file),
         rehearse_args: rehearse_args(&serve_args),
         serve_args,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: build::version().to_owned(),
         listeners: Vec::new(),
         settings: config.to_snapshot(),
         state_dir: config.state_dir.clone(),

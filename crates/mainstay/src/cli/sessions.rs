@@ -213,8 +213,10 @@ pub(super) fn checked(text: &str) -> Result<String, Failure> {
     let found = SessionRef::parse(text).map(|session_ref| session_ref.to_string());
     found.ok_or_else(|| {
         // It may be a session's id, which is a secret: it is not repeated.
-        Failure::usage(anyhow!("this is no session's ref"))
-            .hint("a ref is `s-` and ten hexadecimal digits; see `mainstay sessions list`")
+        Failure::usage(anyhow!("this is no session's ref")).hint(
+            "a ref is `s-` and ten hexadecimal digits, see `mainstay sessions list`; what a client sends as \
+             `Mcp-Session-Id` is an id, which is secret: say `--id -` and give it on standard input",
+        )
     })
 }
 

@@ -12,7 +12,8 @@ use serde_json::json;
 use super::api::Api;
 use super::failure::Failure;
 use super::output::Output;
-use super::{Place, config, gateway};
+use super::place::config_of;
+use super::{Place, gateway};
 use crate::runtime::Clock;
 
 #[derive(Debug, clap::Args)]
@@ -27,7 +28,7 @@ pub(super) struct Args {
 /// Stops the gateway that owns the state directory's lock, and waits until it is gone. Sessions are kept, unless it is
 /// retired.
 pub(super) fn run(args: &Args, out: &Output) -> Result<(), Failure> {
-    let state_dir = config::of_place(&args.place)?.state_dir;
+    let state_dir = config_of(&args.place)?.state_dir;
     let owner = mainstay_keeper::read_owner(&state_dir)
         .filter(|owner| owner.is_alive())
         .ok_or_else(|| gateway::absent(&state_dir))?;
@@ -99,6 +100,7 @@ struct Retired {
     sessions_closed: u64,
     sessions_left: u64,
     deletes_owed: u64,
+    deletes_left: u64,
 }
 
 impl fmt::Display for Retired {
@@ -108,7 +110,12 @@ impl fmt::Display for Retired {
             write!(f, ", {} could not be and are kept", self.sessions_left)?;
         }
         if self.deletes_owed > 0 {
-            write!(f, ", {} servers' sessions could not be deleted and are left to expire there", self.deletes_owed)?;
+            let owed = self.deletes_owed;
+            write!(f, ", {owed} servers' sessions could not be deleted; ")?;
+            f.write_str("those deletes stay owed: another start on this state directory pays them")?;
+        }
+        if self.deletes_left > 0 {
+            write!(f, ", {} servers' sessions are left to expire there", self.deletes_left)?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use mainstay_core::audit::Actor;
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::OwedDelete;
 use mainstay_core::session::Input;
-use mainstay_store::{Page, StoreError, Stored, Write};
+use mainstay_store::{Page, Store, StoreError, Stored, Write};
 use mainstay_upstream::{Settled, settle};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -26,8 +26,11 @@ pub struct RetiredView {
     pub sessions_closed: u64,
     /// How many could not be closed; the next start has them.
     pub sessions_left: u64,
-    /// How many deletes servers did not take; the next start would pay them.
+    /// How many deletes servers did not take; the next start pays them. None of a ledger in memory, which is gone.
     pub deletes_owed: u64,
+    /// How many sessions of servers nobody will delete: those that were tried in vain for too long, and all that are
+    /// owed by a ledger in memory.
+    pub deletes_left: u64,
 }
 
 impl Engine {
@@ -38,9 +41,9 @@ impl Engine {
         self.stopping.set();
         self.quiet(self.settings.drain_grace).await;
         let (sessions_closed, sessions_left) = self.close_all().await;
-        let deletes_owed = self.pay_all().await;
-        let retired = RetiredView { sessions_closed, sessions_left, deletes_owed };
-        tracing::info!(sessions_closed, sessions_left, deletes_owed, "retired");
+        let (deletes_owed, deletes_left) = self.pay_all().await;
+        let retired = RetiredView { sessions_closed, sessions_left, deletes_owed, deletes_left };
+        tracing::info!(sessions_closed, sessions_left, deletes_owed, deletes_left, "retired");
         let engine = Arc::clone(self);
         spawn(async move {
             // The answer is to reach who gave the order before its connection goes.
@@ -92,8 +95,8 @@ impl Engine {
         Ok(keys)
     }
 
-    /// Pays what is owed, at most for [`PAY_BOUND`]; how much is still owed.
-    async fn pay_all(&self) -> u64 {
+    /// Pays what is owed, at most for [`PAY_BOUND`]; how much is still owed, and how much nobody will pay any more.
+    async fn pay_all(&self) -> (u64, u64) {
         let paying = async {
             // What fails is due again later, so that each is tried once.
             while let Ok(due) = self.store.owed(self.now(), PAID_AT_ONCE_MAX).await {
@@ -106,7 +109,10 @@ impl Engine {
         if tokio::time::timeout(PAY_BOUND, paying).await.is_err() {
             tracing::warn!("servers are too slow to take every delete that they are owed");
         }
-        self.store.owed_all(OWED_COUNTED_MAX).await.map_or(0, |owed| owed.len() as u64)
+        let owed = self.store.owed_all(OWED_COUNTED_MAX).await.unwrap_or_default();
+        let is_kept = matches!(self.store, Store::Sqlite(_));
+        let left = owed.iter().filter(|owed| !is_kept || owed.is_left_to_expire()).count();
+        ((owed.len() - left) as u64, left as u64)
     }
 
     async fn pay_one(&self, owed: OwedDelete) {

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::engine::Engine;
 use crate::engine::handover::HandoverView;
 use crate::engine::live::Live;
+use crate::runtime::build;
 
 /// What a worker knows of the processes around it.
 #[derive(Default)]
@@ -39,7 +40,7 @@ pub struct Facts {
 /// The gateway as a whole.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct StatusView {
-    /// The version of the binary.
+    /// The version of the worker's program, with its build: `0.1.0+3f2a9c01d2e4`.
     pub version: &'static str,
     /// Whether new work is taken.
     pub ready: bool,
@@ -66,7 +67,7 @@ pub struct StatusView {
 pub struct KeeperView {
     /// Its process id.
     pub pid: u32,
-    /// The version of its program.
+    /// The version of its program, with its build.
     pub version: String,
 }
 
@@ -139,7 +140,7 @@ impl Engine {
     pub async fn status(&self) -> StatusView {
         let counters = self.store.counters();
         StatusView {
-            version: env!("CARGO_PKG_VERSION"),
+            version: build::version(),
             ready: self.is_ready(),
             keeper: KeeperView { pid: self.facts.keeper_pid, version: self.facts.keeper_version.clone() },
             worker: WorkerView {
