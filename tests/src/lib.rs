@@ -11,6 +11,7 @@ pub mod flags;
 mod gateway;
 mod ports;
 mod procs;
+mod programs;
 mod proxy;
 mod raw;
 mod sdk;
@@ -27,6 +28,7 @@ pub use binaries::{mainstay, repository, up_h as up_h_binary, up_s as up_s_binar
 pub use gateway::{Gateway, Setup, Worker};
 pub use ports::lasting_port;
 pub use procs::{Proc, children, descendants, zombies};
+pub use programs::write_program;
 pub use proxy::Proxy;
 pub use raw::{Ended, Exchange, Outcome, RawClient, SseEvent, SseItem, SseParser};
 pub use sdk::{RustClient, SdkClient, SdkKind, SdkSession};

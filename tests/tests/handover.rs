@@ -1,7 +1,7 @@
 //! Upgrade and reload: one worker gives way to the next, and nobody notices more than a pause (T1–T4).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, Proc, RawClient, SdkClient, SdkKind, Setup, UpH, UpS, wait_until};
+use mainstay_tests::{Gateway, Proc, RawClient, SdkClient, SdkKind, Setup, UpH, UpS, wait_until, write_program};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -324,17 +324,8 @@ async fn t1_t2_a_connection_on_which_nothing_was_said_yet_is_answered_after_the_
 /// A copy of the gateway's binary that an upgrade replaces.
 fn install(dir: &Path) -> Result<PathBuf> {
     let program = dir.join("mainstay");
-    replace(&program, &std::fs::read(mainstay_tests::mainstay()?)?)?;
+    write_program(&program, &std::fs::read(mainstay_tests::mainstay()?)?)?;
     Ok(program)
-}
-
-/// Puts another file in the program's place, as a package manager does: under the same name, never into the same file.
-fn replace(program: &Path, bytes: &[u8]) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let next = program.with_extension("next");
-    std::fs::write(&next, bytes)?;
-    std::fs::set_permissions(&next, std::fs::Permissions::from_mode(0o755))?;
-    Ok(std::fs::rename(next, program)?)
 }
 
 /// The program as another build of its version: the linker's id of it is all that differs.
@@ -366,7 +357,7 @@ async fn t1_t2_an_upgrade_under_load_fails_no_call_and_keeps_children_and_upstre
         load.go_on().await?;
         let open_before = Proc::of(keeper).context("the keeper")?.open_files();
         let (next, build) = (another_build(round)?, gateway.status().await?["version"].clone());
-        replace(&program, &next)?;
+        write_program(&program, &next)?;
         let installed = inode(&program)?;
         assert_ne!(inode(format!("/proc/{keeper}/exe"))?, installed);
         let said = ordered(&gateway, "upgrade").await?;
@@ -417,7 +408,7 @@ async fn t2_a_program_that_cannot_go_on_with_what_is_there_leaves_the_old_one_se
         (of_another_form.as_bytes(), "4242"),
     ];
     for (bytes, named) in broken {
-        replace(&program, bytes)?;
+        write_program(&program, bytes)?;
         let output = tokio::time::timeout(2 * BOUND, gateway_order(&gateway)).await??;
         assert_eq!(output.0, 409, "{output:?}");
         assert!(output.1.to_string().contains(named), "{output:?}");

@@ -1,7 +1,9 @@
 //! The process tree dies with the gateway, always (C1, C6, AC-06); what is chatty or large does not hurt it (AC-08).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, Proc, RawClient, Setup, UpS, Wrapped, children, descendants, wait_until, zombies};
+use mainstay_tests::{
+    Gateway, Proc, RawClient, Setup, UpS, Wrapped, children, descendants, wait_until, write_program, zombies,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -270,7 +272,7 @@ async fn c6_processes_of_whoever_became_the_keeper_are_left_alone() -> Result<()
         pid_file.display(),
         mainstay_tests::mainstay()?.display()
     );
-    write_program(&wrapper, &script)?;
+    write_program(&wrapper, script.as_bytes())?;
     let up = UpS::new(&["--daemon", "bare"])?;
     let mut gateway = Setup::new(&up.toml("s")?).binary(&wrapper).start().await?;
     let _client = open(&gateway, "s").await?;
@@ -282,13 +284,6 @@ async fn c6_processes_of_whoever_became_the_keeper_are_left_alone() -> Result<()
     bystander.kill();
     assert!(ended.success() && spared, "a process of the shell before is none of ours");
     assert_eq!(alive(&all), [""; 0]);
-    Ok(())
-}
-
-fn write_program(path: &std::path::Path, text: &str) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    std::fs::write(path, text)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?;
     Ok(())
 }
 

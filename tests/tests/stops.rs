@@ -1,7 +1,7 @@
 //! Ways out (T5): what a stop keeps, what it ends, and that no moment is a bad one for it.
 
 use anyhow::{Context as _, Result};
-use mainstay_tests::{Gateway, RawClient, Setup, UpH, UpS, wait_until};
+use mainstay_tests::{Gateway, RawClient, Setup, UpH, UpS, wait_until, write_program};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -239,8 +239,7 @@ async fn t5_an_interrupt_from_a_terminal_which_the_whole_group_gets_is_one_order
     let dir = tempfile::tempdir()?;
     let wrapper = dir.path().join("mainstay");
     let program = mainstay_tests::mainstay()?.display().to_string();
-    std::fs::write(&wrapper, IN_THE_FOREGROUND.replace("MAINSTAY", &program))?;
-    std::fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    write_program(&wrapper, IN_THE_FOREGROUND.replace("MAINSTAY", &program).as_bytes())?;
     let up = UpS::new(&[])?;
     let mut gateway = Setup::new(&up.toml("s")?).binary(&wrapper).start().await?;
     let client = RawClient::open(&gateway.url("s")?, VERSION).await?;

@@ -1,9 +1,8 @@
 //! AC-07, C4, C5, C9: children that die are noticed, started again with manners, parked in sight, and set free.
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, Outcome, Proc, RawClient, Setup, UpS, stretched, wait_until};
+use mainstay_tests::{Gateway, Outcome, Proc, RawClient, Setup, UpS, stretched, wait_until, write_program};
 use serde_json::{Value, json};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -276,8 +275,7 @@ async fn replaced_on_disk(started_by: fn(&str) -> (String, Option<String>)) -> R
     let write = |name: &str, label: &str| -> Result<()> {
         let path = folder.path().join(name);
         let script = format!("#!/bin/sh\nexec '{}' \"$@\" --name {label}\n", real.display());
-        std::fs::write(&path, script)?;
-        Ok(std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700))?)
+        write_program(&path, script.as_bytes())
     };
     write("server", "old")?;
     let (command, script) = started_by(&file.display().to_string());
@@ -286,8 +284,7 @@ async fn replaced_on_disk(started_by: fn(&str) -> (String, Option<String>)) -> R
     let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
     let first = pid(&client).await?;
     assert_eq!(shown(&gateway, "s").await?["children"][0]["on_disk"], "same");
-    write("next", "new")?;
-    std::fs::rename(folder.path().join("next"), &file)?;
+    write("server", "new")?;
     let view = shown(&gateway, "s").await?;
     assert_eq!((&view["children"][0]["on_disk"], &view["summary"]["newer_on_disk"]), (&json!("newer"), &json!(true)));
     let (_, listed) = cli(&gateway, &["servers", "list"]).await?;

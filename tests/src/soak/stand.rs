@@ -6,7 +6,7 @@ use crate::gateway::{Gateway, Setup};
 use crate::procs::zombies;
 use crate::raw::RawClient;
 use crate::upstreams::{UpH, UpS};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -202,9 +202,7 @@ impl Stand {
 
 /// Puts the gateway's program there, as a package manager does: under the same name, never into the same file.
 fn install(program: &std::path::Path) -> Result<()> {
-    let next = program.with_extension("next");
-    std::fs::copy(crate::binaries::mainstay()?, &next).context("the program could not be copied")?;
-    Ok(std::fs::rename(next, program)?)
+    crate::write_program(program, &std::fs::read(crate::binaries::mainstay()?)?)
 }
 
 /// The tag is the last word of a line of `incr`.

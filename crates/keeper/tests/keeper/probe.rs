@@ -1,9 +1,9 @@
 //! A test's view: a keeper of its own, and a conversation with whatever worker it has at the time.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -152,15 +152,15 @@ impl Probe {
             "#!/bin/sh\ncase $1 in\nrehearse) cd '{dir}'; . ./rehearsal;;\n*) exec '{program}' \"$@\";;\nesac\n"
         );
         let draft = self.path("program.draft");
-        fs::write(&draft, script).unwrap();
-        fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).unwrap();
+        in_another_process("printf %s \"$2\" > \"$1\" && chmod 755 \"$1\"", [draft.as_os_str(), OsStr::new(&script)]);
         fs::rename(draft, self.path(name)).unwrap();
     }
 
     /// Another file with the same program, of that version.
     pub(crate) fn copy_program(&self, version: &str) -> PathBuf {
         let file = self.path(&format!("program-{version}"));
-        fs::copy(std::env::current_exe().unwrap(), &file).unwrap();
+        let program = std::env::current_exe().unwrap();
+        in_another_process("cp \"$1\" \"$2\"", [program.as_os_str(), file.as_os_str()]);
         file
     }
 
@@ -348,4 +348,10 @@ pub(crate) fn stretched(threshold: Duration) -> Duration {
     let cores =
         std::thread::available_parallelism().map_or(1.0, |cores| f64::from(u32::try_from(cores.get()).unwrap_or(1)));
     threshold.mul_f64(1.0 + busy / cores)
+}
+
+/// Has a shell write a program. What this process has open for writing is inherited by whatever another thread starts
+/// just then, and as long as anybody has a program open for writing it can't be executed.
+fn in_another_process(script: &str, arguments: [&OsStr; 2]) {
+    assert!(Command::new("sh").args(["-c", script, "sh"]).args(arguments).status().unwrap().success());
 }

@@ -11,7 +11,9 @@ fn t2_what_can_not_be_executed_changes_nothing() {
     let child = probe.spawn("cat");
     let (about, descriptors) = (probe.ask("about"), probe.ask("descriptors"));
     let text = probe.path("text");
-    fs::write(&text, "no program").unwrap();
+    // By another process: what this one has open for writing is inherited by whatever another thread starts just then.
+    let write = std::process::Command::new("sh").args(["-c", "echo no program > \"$0\""]).arg(&text).status();
+    assert!(write.unwrap().success());
     let missing = format!("renew {}", probe.path("missing").display());
     assert_eq!(probe.ask(&missing), "could not execute the program: No such file or directory (os error 2)");
     let unexecutable = format!("renew {}", text.display());
