@@ -12,6 +12,7 @@ pub mod listen;
 pub mod live;
 pub mod open;
 pub mod operate;
+pub mod questions;
 pub mod retire;
 pub mod rewrite;
 pub mod servers;

@@ -20,6 +20,7 @@ mod event;
 mod failure;
 mod place;
 mod question;
+mod questions;
 mod queue;
 mod read;
 mod streams;
@@ -42,7 +43,7 @@ use self::entry::Handed;
 pub use self::entry::{Accepted, Content, Entry, Lost, Witness};
 pub use self::event::{Event, Source, Weight};
 pub use self::failure::{Failure, OpenError};
-pub use self::question::{Answered, Asked, Question};
+pub use self::question::{Answer, Answered, Asked, Question, Unforwarded};
 use self::queue::Queue;
 use self::trim::Phase;
 use self::writer::Writer;
@@ -110,7 +111,7 @@ impl Journal {
     /// [`Lost`] if it is clear at once that the entry is not kept; the witness is not called then.
     pub fn append(&self, entry: Entry, witness: Option<Arc<dyn Witness>>) -> Result<Accepted, Lost> {
         let handed = Handed { entry, witness };
-        if let Content::Event(event) = &handed.entry.content
+        if let Some(event) = handed.entry.content.event()
             && event.message.len() > MESSAGE_BYTES_MAX
         {
             self.shared.meters.lost(Lost::TooLarge);
@@ -198,13 +199,43 @@ impl Journal {
     }
 
     /// Notes that the question `asked` of `session` is answered, by the client or in its place. Of all who say so, over all
-    /// crashes, one hears that it was the first. After everything that this handle was given before.
+    /// crashes, one hears that it was the first; the answer is that one's, and is kept until it is
+    /// [forwarded](Self::forwarded). After everything that this handle was given before.
     ///
     /// # Errors
     ///
     /// A [`Failure`]; the question is as open as it was then.
-    pub async fn answered(&self, session: SessionKey, asked: StreamId, now: Timestamp) -> Result<Answered, Failure> {
-        self.act(move |writer| writer.transact(|database| database.answered(session, asked, now))).await?
+    pub async fn answered(&self, session: SessionKey, asked: StreamId, answer: Answer) -> Result<Answered, Failure> {
+        self.act(move |writer| writer.transact(|database| database.answered(session, asked, &answer))).await?
+    }
+
+    /// Notes that the server has the answer to `asked`, or never will: nobody forwards it any more.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`]; a later worker may forward it once more then.
+    pub async fn forwarded(&self, session: SessionKey, asked: StreamId) -> Result<(), Failure> {
+        self.act(move |writer| writer.transact(|database| database.forwarded(session, asked))).await?
+    }
+
+    /// The answers that workers before the one whose epoch is `before` had taken, and may not have forwarded; at most
+    /// `limit`.
+    ///
+    /// # Errors
+    ///
+    /// As [`replay`](Self::replay).
+    pub async fn unforwarded(&self, before: u64, limit: usize) -> Result<Vec<Unforwarded>, Failure> {
+        self.read(move |database| database.unforwarded(before, limit)).await
+    }
+
+    /// Takes over, for the worker whose epoch is `by`, to forward the answer to `asked`. `false` if there is nothing to
+    /// forward any more, or a later worker does it.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`]; it is whose it was then.
+    pub async fn forward(&self, session: SessionKey, asked: StreamId, by: u64) -> Result<bool, Failure> {
+        self.act(move |writer| writer.transact(|database| database.forward(session, asked, by))).await?
     }
 
     /// Removes everything of `session`, in slices, so that no other session waits for long. For one that has ended.
@@ -314,7 +345,8 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// The statements whose plans a test looks at.
 #[cfg(test)]
 mod statements {
-    pub(super) use super::read::{ANSWER, OPEN, REPLAY};
+    pub(super) use super::questions::{ANSWER, OPEN, UNFORWARDED};
+    pub(super) use super::read::REPLAY;
     pub(super) use super::streams::{RECORD, STANDING};
     pub(super) use super::trim::{AGED_STREAMS, ANSWERED_QUESTIONS, DONE, OVER, OVERDUE_QUESTIONS, PASSING};
 }

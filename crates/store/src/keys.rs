@@ -40,6 +40,8 @@ pub enum Purpose {
     Question,
     /// How far a server's own stream was read.
     Source,
+    /// An answer to a question of a server.
+    Answer,
 }
 
 impl Purpose {
@@ -57,6 +59,7 @@ impl Purpose {
             Self::Event => b"event",
             Self::Question => b"question",
             Self::Source => b"source",
+            Self::Answer => b"answer",
         }
     }
 }

@@ -18,7 +18,7 @@ use mainstay_core::id::{Epoch, ServerName, SessionKey};
 use mainstay_core::time::Timestamp;
 use mainstay_store::Place;
 use mainstay_store::journal::{
-    Accepted, Answered, Call, Content, Entry, Event, Journal, Lost, Question, Source, Weight, Witness,
+    Accepted, Answer, Answered, Call, Content, Entry, Event, Journal, Lost, Question, Source, Weight, Witness,
 };
 use mainstay_store::keys::Keyring;
 
@@ -97,13 +97,17 @@ async fn check(home: &Path, round: u64, confirmed: &Confirmed) {
         assert!(events == expected, "stream {number}: what is kept is not what was appended");
     }
     for &number in &confirmed.answered {
-        let answered = journal.answered(session(), stream(number), at(9)).await.unwrap();
+        let answered = journal.answered(session(), stream(number), answer(9)).await.unwrap();
         assert_eq!(answered, Answered::Again, "question {number}");
     }
     assert_eq!(journal.counters().rows_refused, 0);
     let connection = rusqlite::Connection::open(file(home)).unwrap();
     let verdict: String = connection.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
     assert_eq!(verdict, "ok");
+}
+
+fn answer(seconds: u64) -> Answer {
+    Answer { message: Bytes::from_static(b"{}"), by: 1, at: at(seconds) }
 }
 
 async fn events_of(journal: &Journal, number: u64) -> Vec<Event> {
@@ -166,10 +170,10 @@ async fn ask_and_answer(journal: Journal, round: u64) {
     for number in round * EVENTS_MAX..(round + 1) * EVENTS_MAX {
         let original = Bytes::from(number.to_string());
         let question = Question { asked: stream(number), original, asked_at: at(0), deadline: at(60) };
-        let content = Content::Question(question);
+        let content = Content::Question(Box::new(question), event(STREAMS + round, number + 1));
         let entry = Entry { session: session(), stream: stream(STREAMS + round), claim, at: at(0), content };
         journal.append(entry, None).unwrap();
-        assert_eq!(journal.answered(session(), stream(number), at(1)).await.unwrap(), Answered::First);
+        assert_eq!(journal.answered(session(), stream(number), answer(1)).await.unwrap(), Answered::First);
         say(&format!("answered {number}"));
     }
 }

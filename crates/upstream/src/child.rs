@@ -200,6 +200,26 @@ impl Child {
         }
     }
 
+    /// See [`Link::answer`](crate::Link::answer).
+    pub(crate) async fn answer(&self, asked: (StreamId, Timestamp), message: Bytes) -> Result<(), Failure> {
+        let gone = || self.unreachable("the process that asked has ended".into());
+        let running = self.alive().filter(|running| running.since <= asked.1).ok_or_else(gone)?;
+        let writing = running.write_answer(asked.0, message);
+        match timeout(self.server().patience + kept::SEND_BEYOND_PATIENCE, writing).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(WriteError::Gone)) => Err(gone()),
+            Err(_) => Err(self.unreachable("its process does not read what it is told".into())),
+            Ok(Err(error @ (WriteError::TooLong | WriteError::LineEnd))) => {
+                Err(self.protocol(&format!("the answer can't be written: {error}")))
+            }
+        }
+    }
+
+    /// See [`Link::settle_answer`](crate::Link::settle_answer).
+    pub(crate) fn settle_answer(&self, asked: StreamId) {
+        self.each_running(|running| running.settle_answer(asked));
+    }
+
     pub(crate) fn rejoin(self: &Arc<Self>, id: &RoutedId) -> Option<Answer> {
         if id.stream.epoch >= self.upstreams.parts.epoch {
             return None;
@@ -245,6 +265,12 @@ impl Child {
         let state = lock(&self.state);
         let current = state.current.as_ref().map(|current| &current.running);
         current.into_iter().chain(state.previous.as_ref()).any(|running| running.has_running_calls())
+    }
+
+    /// See [`Link::runs_earlier_calls`](crate::Link::runs_earlier_calls).
+    pub(crate) fn runs_earlier_calls(&self) -> bool {
+        let state = lock(&self.state);
+        state.current.as_ref().is_some_and(|current| current.running.runs_earlier_calls())
     }
 
     /// The client said `initialized`: so does the link, once per process.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord};
+use mainstay_core::time::Timestamp;
 use mainstay_keeper::client::Held;
 use tokio::sync::mpsc;
 
@@ -138,6 +139,28 @@ impl Link {
         }
     }
 
+    /// Sends the answer to the question that was put to the client as `asked` at that time, under the server's own id, to
+    /// the instance that asked. A child gets it once, however often it is sent and whoever does it, until it is
+    /// [settled](Self::settle_answer); an HTTP server may get it twice if a worker is killed in the moment of sending.
+    /// Takes at most `patience` and ten seconds.
+    ///
+    /// # Errors
+    /// It did not arrive, or ([`Failure::OutcomeUnknown`]) may not have: whoever asked may be gone.
+    pub async fn answer(&self, asked: (StreamId, Timestamp), message: Bytes) -> Result<(), Failure> {
+        match &self.0 {
+            Way::Http(http) => http.send(message).await,
+            Way::Child(child) => child.answer(asked, message).await,
+        }
+    }
+
+    /// It is on record that the answer was [sent](Self::answer): the keeper need not know of it any more. Never blocks.
+    pub fn settle_answer(&self, asked: StreamId) {
+        match &self.0 {
+            Way::Http(_) => {}
+            Way::Child(child) => child.settle_answer(asked),
+        }
+    }
+
     /// The answer to a call that an earlier worker handed to a child: one that has come, or one still to come (R1a, C8).
     ///
     /// `None` at once if there can be none: the call never reached the keeper, was [settled](Self::settle), or its answer
@@ -156,6 +179,14 @@ impl Link {
         match &self.0 {
             Way::Http(_) => false,
             Way::Child(child) => child.has_running_calls(),
+        }
+    }
+
+    /// Whether a child still runs calls of earlier workers.
+    pub fn runs_earlier_calls(&self) -> bool {
+        match &self.0 {
+            Way::Http(_) => false,
+            Way::Child(child) => child.runs_earlier_calls(),
         }
     }
 

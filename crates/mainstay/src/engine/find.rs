@@ -1,10 +1,9 @@
 //! From a session id to a live session: memory first, the ledger once, never a wrong answer in between.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use mainstay_core::audit::{Action, Actor};
 use mainstay_core::code::Code;
 use mainstay_core::id::{ServerName, SessionId, SessionKey};
@@ -13,7 +12,7 @@ use mainstay_core::session::{Asked, Decision, Refusal, Restoration, Session, Ses
 use mainstay_store::{Fault, RowFault, StoreError, Stored, Write};
 use mainstay_upstream::{Handshake, Link};
 
-use crate::engine::live::{Barred, Entry, Live, Parts};
+use crate::engine::live::{AskedEarlier, Barred, Entry, Live, Parts};
 use crate::engine::{Caller, Engine, HOLD, Refused, SESSION_UNKNOWN, Served, refused};
 use crate::runtime::spawn;
 
@@ -225,20 +224,20 @@ impl Engine {
         Ok(live)
     }
 
-    /// What the session's child, if an earlier worker left one, has asked its client so far, by the child's own ids. Another
-    /// child of the session may have used the same.
-    async fn asked_earlier(&self, key: SessionKey) -> BTreeSet<Bytes> {
-        let Some(spawned_at) = self.held_since(&key) else { return BTreeSet::new() };
+    /// What the session's child, if an earlier worker left one, has asked its client so far. Another child of the session
+    /// may have used the same ids.
+    async fn asked_earlier(&self, key: SessionKey) -> AskedEarlier {
+        let Some(spawned_at) = self.held_since(&key) else { return Some(BTreeMap::new()) };
         match tokio::time::timeout(QUESTIONS_READ_MAX, self.journal.questions(key, QUESTIONS_MAX)).await {
             Ok(Ok(asked)) => {
                 let of_this_child = asked.into_iter().filter(|asked| asked.question.asked_at >= spawned_at);
-                of_this_child.map(|asked| asked.question.original).collect()
+                Some(of_this_child.map(|asked| (asked.question.asked, asked.question)).collect())
             }
             Ok(Err(error)) => {
                 tracing::warn!(session = %key.session_ref(), error = %error, "earlier questions can't be read; one may be asked again");
-                BTreeSet::new()
+                None
             }
-            Err(_elapsed) => BTreeSet::new(),
+            Err(_elapsed) => None,
         }
     }
 

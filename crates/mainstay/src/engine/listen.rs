@@ -1,19 +1,15 @@
-//! What belongs to no call: the listening stream, the server's questions, and word of the link to the server.
+//! What belongs to no call: the listening stream, notifications, and word of the link to the server.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use mainstay_core::audit::{Action, Actor};
-use mainstay_core::call::{EventId, RoutedId, StreamId};
-use mainstay_core::code::Code;
+use mainstay_core::call::{EventId, RoutedId};
 use mainstay_core::id::SessionKey;
-use mainstay_core::wire::envelope::{
-    Envelope, Kind, error_message, escape, member, notification_message, scan, splice,
-};
+use mainstay_core::wire::envelope::{Envelope, Kind, escape, member, notification_message, scan, splice};
 use mainstay_core::wire::method::Method;
 use mainstay_store::Write;
-use mainstay_store::journal::{Answered, Asked, Question};
 use mainstay_upstream::{ListsChanged, Notice};
 use tokio::sync::mpsc;
 
@@ -110,96 +106,13 @@ impl Engine {
                 if method == Method::Cancelled {
                     let span = member(message, envelope.params.as_ref()?, "requestId")?;
                     let asked = live.asked_as(&message[span.clone()])?;
-                    let original = live.answered(asked)?;
+                    let original = live.answered(asked)?.original;
                     let dressed = RoutedId { stream: asked, original }.encode();
                     return Some(Message::passing(splice(message, &[(span, &dressed)])));
                 }
                 Some(Message::passing(message.clone()))
             }
             Kind::Result | Kind::Error => None,
-        }
-    }
-
-    /// A question of the server: noted, dressed, and answered with an error if the client stays silent (R6). `None` for one
-    /// that the client was asked already, or can't be asked.
-    fn question(self: &Arc<Self>, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) -> Option<Message> {
-        let span = envelope.id.clone()?;
-        let original = message.slice(span.clone());
-        if live.was_asked_earlier(&original) {
-            return None;
-        }
-        let asked = self.next_streams(1);
-        if live.ask(asked, original.clone()).is_err() {
-            self.decline(live, &original, "too many questions to this client are open");
-            return None;
-        }
-        let dressed = RoutedId { stream: asked, original: original.clone() }.encode();
-        let asked_at = self.now();
-        let question = Question { asked, original, asked_at, deadline: asked_at.plus(QUESTION_MAX) };
-        let (engine, waiting) = (Arc::clone(self), Arc::clone(live));
-        spawn(async move {
-            tokio::select! {
-                () = tokio::time::sleep(QUESTION_MAX) => {}
-                () = waiting.ended.wait() => return,
-            }
-            if let Some(original) = waiting.answered(asked)
-                && engine.is_first_answer(&waiting, asked).await
-            {
-                engine.decline(&waiting, &original, "the client did not answer in time");
-            }
-        });
-        Some(Message { question: Some(question), ..Message::essential(splice(message, &[(span, &dressed)])) })
-    }
-
-    /// Answers a server's question with an error in the client's place.
-    fn decline(&self, live: &Arc<Live>, original: &[u8], why: &str) {
-        let answer = Bytes::from(error_message(Some(original), Code::Unavailable.json_rpc(), why, None));
-        let live = Arc::clone(live);
-        spawn(async move { forward(&live, answer).await });
-    }
-
-    /// A client's answer to a question of the server. One that nobody asked, or that was answered before, is dropped (R6).
-    pub async fn answer(&self, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) {
-        let Some(span) = envelope.id.clone() else { return };
-        let Some(id) = RoutedId::decode(&message[span.clone()]) else { return };
-        // A question of an earlier worker is not in memory.
-        let earlier = id.stream.epoch < self.epoch.counter;
-        let original = if earlier { Some(id.original) } else { live.answered(id.stream) };
-        let Some(original) = original else { return };
-        if self.is_first_answer(live, id.stream).await {
-            forward(live, splice(message, &[(span, &original)]).into()).await;
-        }
-    }
-
-    /// Notes that a question is answered: durably, so that it is answered once over all workers. Where the journal does not
-    /// know, this worker's memory decides.
-    async fn is_first_answer(&self, live: &Live, asked: StreamId) -> bool {
-        let noting = self.journal.answered(live.key, asked, self.now());
-        match tokio::time::timeout(SHORTLY, noting).await {
-            Ok(Ok(Answered::First)) => true,
-            Ok(Ok(Answered::Again)) => false,
-            Ok(Ok(Answered::Unasked) | Err(_)) | Err(_) => live.answered_before(asked),
-        }
-    }
-
-    /// Answers the questions of earlier workers whose time is over with an error in the client's place (R6). A child's
-    /// question is nobody's any more unless the call that it belongs to still runs. Returns when the next look is due.
-    pub(crate) async fn decline_overdue(self: &Arc<Self>) {
-        let due = match self.journal.open_questions(self.now(), QUESTIONS_PASS_MAX).await {
-            Ok(due) => due,
-            Err(error) => return tracing::warn!(error = %error, "open questions can't be read"),
-        };
-        for Asked { session, question, .. } in due {
-            if question.asked.epoch >= self.epoch.counter {
-                continue;
-            }
-            let Ok(live) = self.load(session).await else { continue };
-            let Ok(Answered::First) = self.journal.answered(session, question.asked, self.now()).await else {
-                continue;
-            };
-            if live.server.is_http() || live.link.has_running_calls() {
-                self.decline(&live, &question.original, "the client did not answer in time");
-            }
         }
     }
 
@@ -245,6 +158,11 @@ impl Engine {
         match notice {
             Notice::Message(message) => {
                 let Ok(envelope) = scan(&message) else { return };
+                if envelope.kind == Kind::Request && live.link.runs_earlier_calls() {
+                    let engine = Arc::clone(self);
+                    spawn(async move { engine.ask_apart(&live, &message, &envelope).await });
+                    return;
+                }
                 if let Some(message) = self.server_message(&live, &message, &envelope) {
                     live.listen.push(message);
                 }
@@ -271,8 +189,8 @@ impl Engine {
     }
 }
 
-/// Passes a notification or an answer on to the server. Nobody waits for what becomes of it.
-async fn forward(live: &Arc<Live>, message: Bytes) {
+/// Passes a notification or a refusal on to the server. Nobody waits for what becomes of it.
+pub(super) async fn forward(live: &Arc<Live>, message: Bytes) {
     let live = Arc::clone(live);
     shortly(async move {
         if let Err(failure) = live.link.send(message).await {
@@ -284,7 +202,7 @@ async fn forward(live: &Arc<Live>, message: Bytes) {
 
 /// Waits a moment for `task`, so that what the client sends next comes after it; a server that hangs does not make the
 /// client hang, and the task goes on.
-async fn shortly(task: impl Future<Output = ()> + Send + 'static) {
+pub(super) async fn shortly(task: impl Future<Output = ()> + Send + 'static) {
     let _ = tokio::time::timeout(SHORTLY, spawn(task)).await;
 }
 
@@ -329,11 +247,7 @@ fn declares(message: &[u8], names: &[&str], flag: Option<&str>) -> bool {
 /// How long a server may still answer a call that was cancelled.
 const CANCELLED_GRACE: Duration = Duration::from_secs(5);
 /// How long a client waits for a one-way message to be passed on.
-const SHORTLY: Duration = Duration::from_secs(2);
-/// How many overdue questions are dealt with at a time.
-const QUESTIONS_PASS_MAX: usize = 256;
-/// How long a server's question may stay open: long enough for a person, not for ever.
-const QUESTION_MAX: Duration = Duration::from_mins(10);
+pub(super) const SHORTLY: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {

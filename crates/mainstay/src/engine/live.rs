@@ -12,6 +12,7 @@ use mainstay_core::principal::Principal;
 use mainstay_core::session::{Activity, Change, Refusal, Session, Terms};
 use mainstay_core::time::Timestamp;
 use mainstay_core::wire::method::{Method, Version};
+use mainstay_store::journal::Question;
 use mainstay_upstream::{Link, Server};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -34,7 +35,7 @@ pub struct Live {
     pub ended: Latch,
     gate: Mutex<Gate>,
     traffic: Mutex<Traffic>,
-    asked_earlier: BTreeSet<Bytes>,
+    asked_earlier: AskedEarlier,
     /// Requests that were admitted and are not answered yet.
     entries: AtomicU32,
     calls: AtomicU32,
@@ -81,7 +82,7 @@ struct Traffic {
     /// Streams of calls that a client may come back to.
     streams: BTreeMap<StreamId, Arc<Stream>>,
     /// Questions of the server that await the client's answer, by the number that they were dressed with.
-    asked: BTreeMap<StreamId, Bytes>,
+    asked: BTreeMap<StreamId, Question>,
     /// Questions of earlier workers that were answered to this one: no second answer goes out (R6).
     answered_before: BTreeSet<StreamId>,
     /// Calls that the client cancelled and the server did not answer in time.
@@ -102,9 +103,13 @@ pub struct Parts {
     pub life: u64,
     /// Where its streams are made durable.
     pub journaled: Journaled,
-    /// What its child has asked through earlier workers, by the child's own ids.
-    pub asked_earlier: BTreeSet<Bytes>,
+    /// What its child has asked through earlier workers.
+    pub asked_earlier: AskedEarlier,
 }
+
+/// What a child has asked its client through earlier workers, by the numbers that it was dressed with; `None` if that is
+/// not known.
+pub type AskedEarlier = Option<BTreeMap<StreamId, Question>>;
 
 impl Traffic {
     fn keep(&mut self, stream: &Arc<Stream>, streams_max: usize) -> Result<(), Crowded> {
@@ -297,6 +302,13 @@ impl Live {
         self.traffic.lock().streams.get(&id).cloned()
     }
 
+    /// The newest kept stream from before `epoch` that is not finished.
+    pub fn unfinished_before(&self, epoch: u64) -> Option<Arc<Stream>> {
+        let traffic = self.traffic.lock();
+        let newest = traffic.streams.values().rev().find(|kept| kept.id().epoch < epoch && !kept.is_finished());
+        newest.cloned()
+    }
+
     /// Keeps what finished streams hold within its bound: what was delivered goes first, then the oldest.
     pub fn trim(&self) {
         let mut traffic = self.traffic.lock();
@@ -390,21 +402,21 @@ impl Live {
         self.traffic.lock().streams.remove(&id);
     }
 
-    /// Notes that the server asks the client something, under the dressed id `asked`; `original` is the server's id.
+    /// Notes that the server asks the client something.
     ///
     /// # Errors
     /// Too many questions are open.
-    pub fn ask(&self, asked: StreamId, original: Bytes) -> Result<(), Crowded> {
+    pub fn ask(&self, question: Question) -> Result<(), Crowded> {
         let mut traffic = self.traffic.lock();
         if traffic.asked.len() >= ASKED_MAX {
             return Err(Crowded);
         }
-        traffic.asked.insert(asked, original);
+        traffic.asked.insert(question.asked, question);
         Ok(())
     }
 
     /// Takes an open question back: `Some` for the first answer only (R6).
-    pub fn answered(&self, asked: StreamId) -> Option<Bytes> {
+    pub fn answered(&self, asked: StreamId) -> Option<Question> {
         self.traffic.lock().asked.remove(&asked)
     }
 
@@ -420,12 +432,19 @@ impl Live {
     /// Whether the server's question `original` was put to the client by an earlier worker: the keeper gives again what a
     /// child said shortly before that worker's death.
     pub fn was_asked_earlier(&self, original: &Bytes) -> bool {
-        self.asked_earlier.contains(original)
+        self.asked_earlier.iter().flat_map(BTreeMap::values).any(|question| question.original == *original)
+    }
+
+    /// When an earlier worker put the question `asked` to the client. The epoch of all time if none did so for the child
+    /// that is there, `None` if that is not known.
+    pub fn asked_earlier_at(&self, asked: StreamId) -> Option<Timestamp> {
+        let known = self.asked_earlier.as_ref()?;
+        Some(known.get(&asked).map_or(Timestamp::from_unix_millis(0), |question| question.asked_at))
     }
 
     /// The dressed id of the open question that the server knows as `original`.
     pub fn asked_as(&self, original: &[u8]) -> Option<StreamId> {
-        self.traffic.lock().asked.iter().find(|(_, id)| *id == original).map(|(asked, _)| *asked)
+        self.traffic.lock().asked.values().find(|question| question.original == original).map(|question| question.asked)
     }
 
     /// Counts one more connection that reads a stream of this session.

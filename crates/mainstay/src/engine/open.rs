@@ -1,6 +1,6 @@
 //! Opening a session: the server's answer first, then the durable row, then the client's answer (S2).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -107,7 +107,7 @@ impl Engine {
                     listen: self.listen_stream(),
                     life: self.next_streams(1).number,
                     journaled: self.journaled(key),
-                    asked_earlier: BTreeSet::new(),
+                    asked_earlier: Some(BTreeMap::new()),
                 });
                 if opened.for_it {
                     live.note_answered_for();

@@ -328,8 +328,7 @@ impl Stream {
         Some(placed)
     }
 
-    /// Hands an event to the journal, and before it the question that it asks. Whether the journal will say when it may be
-    /// sent.
+    /// Hands an event to the journal, with the question that it asks. Whether the journal will say when it may be sent.
     fn keep_event(
         &self,
         sequence: u64,
@@ -338,12 +337,12 @@ impl Stream {
         question: Option<Question>,
     ) -> bool {
         let Some(journaled) = &self.journal else { return false };
-        if let Some(question) = question {
-            // Lost, it only outlives nothing: what was asked is in memory, too.
-            let _ = self.keep(Content::Question(question));
-        }
         let event = Event { sequence, ending, weight, message, source, at: journaled.clock.now() };
-        self.keep(Content::Event(event)) == Ok(Accepted::Queued)
+        let content = match question {
+            Some(question) => Content::Question(Box::new(question), event),
+            None => Content::Event(event),
+        };
+        self.keep(content) == Ok(Accepted::Queued)
     }
 
     /// Hands something to the journal, which takes it in the order in which it is handed over.

@@ -1,4 +1,5 @@
-//! Answers in a client's place what servers asked it through an earlier worker and it has not answered in time (R6).
+//! Forwards what an earlier worker had taken of clients' answers, and answers in a client's place what it has not answered
+//! in time (R6).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use crate::engine::Engine;
 /// Runs until the worker ends.
 pub async fn run(engine: Arc<Engine>) {
     loop {
+        engine.forward_left().await;
         engine.decline_overdue().await;
         tokio::select! {
             () = tokio::time::sleep(PAUSE) => {}

@@ -53,6 +53,29 @@ struct Added {
     bytes: u64,
 }
 
+impl<'a> Changed<'a> {
+    /// Keeps an event, if it has a place.
+    fn put_event(
+        &mut self,
+        database: &Database,
+        place: Place,
+        event: &'a Event,
+        session: &mut Added,
+    ) -> rusqlite::Result<Result<(), Lost>> {
+        if let Err(lost) = fits(&self.standing, event, session.bytes) {
+            return Ok(Err(lost));
+        }
+        let bytes = database.put_event(place, self.standing.row, event)?;
+        (self.standing.last_sequence, self.standing.ending) = (event.sequence, event.ending);
+        self.source = event.source.as_ref().or(self.source);
+        for added in [&mut self.added, session] {
+            added.events += 1;
+            added.bytes += bytes;
+        }
+        Ok(Ok(()))
+    }
+}
+
 impl<'a> Batch<'a> {
     fn entry(&mut self, entry: &'a Entry) -> rusqlite::Result<Result<(), Lost>> {
         if !self.look_up(entry)? {
@@ -68,7 +91,6 @@ impl<'a> Batch<'a> {
         let standing = &mut changed.standing;
         match &entry.content {
             Content::Call(call) => database.put_call(place, standing.row, call)?,
-            Content::Question(question) => database.put_question(place, standing.session_row, question)?,
             Content::Reached(source) => changed.source = Some(source),
             Content::Delivered(through) => {
                 standing.delivered = standing.delivered.max(*through).min(standing.last_sequence);
@@ -76,16 +98,17 @@ impl<'a> Batch<'a> {
             Content::Ended(ending) => standing.ending = standing.ending.or(Some(*ending)),
             Content::Event(event) => {
                 let session = self.sessions.entry(standing.session_row).or_default();
-                if let Err(lost) = fits(standing, event, session.bytes) {
+                if let Err(lost) = changed.put_event(database, place, event, session)? {
                     return Ok(Err(lost));
                 }
-                let bytes = database.put_event(place, standing.row, event)?;
-                (standing.last_sequence, standing.ending) = (event.sequence, event.ending);
-                changed.source = event.source.as_ref().or(changed.source);
-                for added in [&mut changed.added, session] {
-                    added.events += 1;
-                    added.bytes += bytes;
+            }
+            Content::Question(question, event) => {
+                let session = self.sessions.entry(standing.session_row).or_default();
+                let session_row = standing.session_row;
+                if let Err(lost) = changed.put_event(database, place, event, session)? {
+                    return Ok(Err(lost));
                 }
+                database.put_question(place, session_row, question)?;
             }
         }
         changed.changed_at = changed.changed_at.max(entry.at);
@@ -100,7 +123,7 @@ impl<'a> Batch<'a> {
             return Ok(true);
         }
         let begins = match entry.content {
-            Content::Call(_) | Content::Event(_) | Content::Question(_) => true,
+            Content::Call(_) | Content::Event(_) | Content::Question(..) => true,
             Content::Reached(_) | Content::Delivered(_) | Content::Ended(_) => false,
         };
         let standing = match self.database.standing(entry.session, entry.stream)? {

@@ -42,9 +42,9 @@ pub enum Content {
     Delivered(u64),
     /// The stream ends without a last event.
     Ended(Ending),
-    /// A question of the server that goes out on the stream. Before its event, so that no question is asked whose answer
-    /// leads nowhere.
-    Question(Question),
+    /// A question of the server, and the event by which it goes out. Both are kept, or neither: what was asked leads back,
+    /// and what leads back was asked.
+    Question(Box<Question>, Event),
 }
 
 impl Content {
@@ -56,24 +56,29 @@ impl Content {
             Self::Reached(_) => "reached",
             Self::Delivered(_) => "delivered",
             Self::Ended(_) => "ended",
-            Self::Question(_) => "question",
+            Self::Question(..) => "question",
+        }
+    }
+
+    /// The event that it brings, if it brings one.
+    pub(super) fn event(&self) -> Option<&Event> {
+        match self {
+            Self::Event(event) | Self::Question(_, event) => Some(event),
+            Self::Call(_) | Self::Reached(_) | Self::Delivered(_) | Self::Ended(_) => None,
         }
     }
 
     /// The length of its message, if it is an event.
     pub(super) fn message_bytes(&self) -> usize {
-        match self {
-            Self::Event(event) => event.message.len(),
-            Self::Call(_) | Self::Reached(_) | Self::Delivered(_) | Self::Ended(_) | Self::Question(_) => 0,
-        }
+        self.event().map_or(0, |event| event.message.len())
     }
 
     /// How many bytes of the queue it takes.
     pub(super) fn weight_bytes(&self) -> usize {
         let own = match self {
             Self::Call(call) => call.request.len() + call.method.len() + call.name.as_deref().map_or(0, str::len),
-            Self::Event(event) => event.message.len() + event.source.as_ref().map_or(0, Source::text_bytes),
-            Self::Question(question) => question.original.len(),
+            Self::Event(event) => event.weight_bytes(),
+            Self::Question(question, event) => question.original.len() + event.weight_bytes(),
             Self::Reached(source) => source.text_bytes(),
             Self::Delivered(_) | Self::Ended(_) => 0,
         };

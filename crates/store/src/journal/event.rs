@@ -26,6 +26,11 @@ pub struct Event {
 }
 
 impl Event {
+    /// How many bytes of the queue its message and its source take.
+    pub(super) fn weight_bytes(&self) -> usize {
+        self.message.len() + self.source.as_ref().map_or(0, Source::text_bytes)
+    }
+
     /// The body of its row but for the sequence, which it is bound to. To be sealed.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new(Kind::Event, self.message.len());

@@ -187,7 +187,7 @@ fn refused(fault: Fault) -> OpenError {
 }
 
 /// Step `n` leads from schema version `n` to `n + 1`. A step that was released is never changed again.
-pub(super) const STEPS: &[&str] = &[include_str!("0001.sql")];
+pub(super) const STEPS: &[&str] = &[include_str!("0001.sql"), include_str!("0002.sql")];
 /// Looks at the root of every table.
 const PROBE: &str = "SELECT id FROM sessions LIMIT 1; SELECT id FROM streams LIMIT 1; SELECT stream FROM calls LIMIT 1;
     SELECT id FROM events LIMIT 1; SELECT id FROM questions LIMIT 1";

@@ -62,6 +62,28 @@ pub struct Asked {
     pub answered_at: Option<Timestamp>,
 }
 
+/// An answer to a question.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// What the server is sent: under its own id. One that is too large for the journal is not kept.
+    pub message: Bytes,
+    /// The epoch of the worker that takes it, and forwards it.
+    pub by: u64,
+    /// When it came.
+    pub at: Timestamp,
+}
+
+/// An answer that may not have been forwarded.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Unforwarded {
+    /// Whose it is.
+    pub session: SessionKey,
+    /// What was asked.
+    pub question: Question,
+    /// What the server is to be sent.
+    pub message: Bytes,
+}
+
 /// What becomes of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answered {

@@ -17,7 +17,7 @@ use mainstay_core::time::Timestamp;
 use rusqlite::Connection;
 
 use super::writer::Writer;
-use super::{Accepted, Call, Content, Ending, Entry, Event, Journal, Lost, Question, Source, Weight, Witness};
+use super::{Accepted, Answer, Call, Content, Ending, Entry, Event, Journal, Lost, Question, Source, Weight, Witness};
 use crate::Place;
 use crate::keys::Keyring;
 
@@ -71,13 +71,22 @@ fn last(sequence: u64) -> Event {
     Event { ending: Some(Ending::Answered), weight: Weight::Essential, ..event(sequence) }
 }
 
+/// A question, and its event: the sequence is the number.
+fn asking(number: u64) -> Content {
+    Content::Question(Box::new(question(number)), event(number))
+}
+
+fn answer(seconds: u64) -> Answer {
+    Answer { message: Bytes::from_static(b"{\"result\":1}"), by: 3, at: at(seconds) }
+}
+
 fn question(asked: u64) -> Question {
     Question { asked: stream(asked), original: Bytes::from_static(b"\"q\""), asked_at: at(0), deadline: at(asked) }
 }
 
 /// An entry of the third worker for stream 1 of session 1.
 fn entry(content: Content) -> Entry {
-    let at = if let Content::Event(event) = &content { event.at } else { at(0) };
+    let at = content.event().map_or(at(0), |event| event.at);
     Entry { session: key(1), stream: stream(1), claim: worker(3), at, content }
 }
 

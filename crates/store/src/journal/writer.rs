@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 use super::batch::{self, Outcomes};
 use super::counters::add;
 use super::database::Database;
-use super::entry::{Content, Handed, Lost, Witness};
+use super::entry::{Handed, Lost, Witness};
 use super::failure::{Failure, is_damage};
 use super::place::{self, FileId};
 use super::trim::FILE_BYTES_WANTED;
@@ -80,7 +80,7 @@ impl Writer {
     fn tell(&self, handed: &[Handed], outcomes: &[Result<(), Lost>]) {
         let mut durable: Vec<(&Arc<dyn Witness>, u64)> = Vec::new();
         for (handed, outcome) in handed.iter().zip(outcomes) {
-            let (Some(witness), Content::Event(event)) = (&handed.witness, &handed.entry.content) else { continue };
+            let (Some(witness), Some(event)) = (&handed.witness, handed.entry.content.event()) else { continue };
             match outcome {
                 Err(lost) => witness.lost(event.sequence, *lost),
                 Ok(()) => {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mainstay_core::call::{RoutedId, StreamId};
+use mainstay_core::time::Timestamp;
 use mainstay_core::wire::envelope::{self, Envelope, Kind};
 use mainstay_keeper::client::{ChildEvent, Custody, WriteError};
 use mainstay_keeper::{CallTag, ChildId, Exit};
@@ -22,7 +23,7 @@ use super::mask::Mask;
 use super::oversize::{self, Lost};
 use super::slot::Delivery;
 use super::supervision::Lease;
-use super::table::{Owner, Place, Rejoined, Relief, Table, tag_of};
+use super::table::{Owner, Place, Rejoined, Relief, Table, answer_tag_of, tag_of};
 use crate::notice::{Notice, Notices};
 use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
@@ -42,6 +43,8 @@ pub(super) struct Running {
     pub(super) lease: Lease,
     /// What it was given in confidence; `None` if another worker has started it.
     mask: Option<Mask>,
+    /// When it was started, by the wall clock.
+    pub(super) since: Timestamp,
     upstreams: Arc<Upstreams>,
     destination: Arc<Destination>,
     notices: Arc<Notices>,
@@ -81,6 +84,7 @@ impl Running {
             initialized: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             retired: AtomicBool::new(false),
+            since: lease.since(),
             lease,
             mask,
             upstreams: Arc::clone(upstreams),
@@ -131,6 +135,10 @@ impl Running {
         lock(&self.table).has_running_calls()
     }
 
+    pub(super) fn runs_earlier_calls(&self) -> bool {
+        lock(&self.table).runs_calls_before(self.upstreams.parts.epoch)
+    }
+
     /// Nobody will ask for any call any more.
     pub(super) fn settle_all(&self) {
         self.change(Table::settle_all);
@@ -168,6 +176,22 @@ impl Running {
         };
         waiting.frame = Some(number);
         Ok(())
+    }
+
+    /// Writes the answer to a question of the child's, which stays known to the keeper until it is settled. Does nothing if
+    /// the keeper has it already.
+    pub(super) async fn write_answer(&self, asked: StreamId, message: Bytes) -> Result<(), WriteError> {
+        if lock(&self.table).has_answer(asked) {
+            return Ok(());
+        }
+        self.custody.write_call(self.id, answer_tag_of(asked), envelope::one_line(message)).await?;
+        lock(&self.table).note_answer(asked);
+        Ok(())
+    }
+
+    /// It is on record that the answer to `asked` was forwarded: nobody will ask for it any more.
+    pub(super) fn settle_answer(&self, asked: StreamId) {
+        self.change(|table| table.settle_answer(asked));
     }
 
     pub(super) fn is_initialized(&self) -> bool {

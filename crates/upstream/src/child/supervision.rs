@@ -246,6 +246,12 @@ pub(super) struct Lease {
 }
 
 impl Lease {
+    /// When the child was started, by the wall clock; for a start that was just allowed, now.
+    pub(super) fn since(&self) -> Timestamp {
+        let state = lock(&self.supervision.state);
+        state.children.get(&self.start).map_or_else(|| (self.supervision.now)(), |alive| alive.since)
+    }
+
     /// There is a child now; its program was `program` when it was started.
     pub(super) fn attach(&self, child: ChildId, running: &Arc<Running>, program: Option<Stamp>) {
         if let Some(alive) = lock(&self.supervision.state).children.get_mut(&self.start) {

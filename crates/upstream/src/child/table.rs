@@ -3,7 +3,7 @@
 //! A call is open from the moment that it is written until it is settled, and so is its answer kept, wherever that is by
 //! then. What is open is what a later worker can still be asked for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -29,6 +29,8 @@ pub(super) struct Table {
     open: BTreeMap<StreamId, Option<u64>>,
     /// Open calls that nobody waits for any more, until the next tick.
     given_up: Vec<StreamId>,
+    /// Answers to the child's questions that the keeper has taken for it, as long as it is to be known.
+    answers: BTreeSet<StreamId>,
     pub(super) acks: Acks,
     parked: Parked,
     unheard: Unheard,
@@ -65,6 +67,11 @@ pub(super) fn tag_of(stream: StreamId) -> CallTag {
     CallTag::from_bytes(((u128::from(stream.epoch) << 64) | u128::from(stream.number)).to_be_bytes())
 }
 
+/// The name of the answer to that question in the keeper's custody: no call has such a number.
+pub(super) fn answer_tag_of(asked: StreamId) -> CallTag {
+    tag_of(StreamId { number: asked.number | ANSWER_BIT, ..asked })
+}
+
 fn stream_of(tag: CallTag) -> StreamId {
     let [epoch, number] = [0, 8].map(|at| {
         let bytes = tag.to_bytes();
@@ -76,7 +83,14 @@ fn stream_of(tag: CallTag) -> StreamId {
 impl Table {
     /// Of a child of which the keeper says that these calls are open.
     pub(super) fn of(open: &[CallTag]) -> Self {
-        Self { open: open.iter().map(|tag| (stream_of(*tag), None)).collect(), ..Self::default() }
+        let (answers, calls): (Vec<_>, Vec<_>) =
+            open.iter().map(|tag| stream_of(*tag)).partition(|stream| stream.number & ANSWER_BIT != 0);
+        let asked = |answer: StreamId| StreamId { number: answer.number & !ANSWER_BIT, ..answer };
+        Self {
+            open: calls.into_iter().map(|call| (call, None)).collect(),
+            answers: answers.into_iter().map(asked).collect(),
+            ..Self::default()
+        }
     }
 
     /// Waits for the answer with the raw id `id`. A call is open from here on. `None` if the child has ended or the id is
@@ -159,6 +173,23 @@ impl Table {
         }
     }
 
+    /// Whether the keeper has taken the answer to `asked` for the child.
+    pub(super) fn has_answer(&self, asked: StreamId) -> bool {
+        self.answers.contains(&asked)
+    }
+
+    /// The keeper has taken the answer to `asked`.
+    pub(super) fn note_answer(&mut self, asked: StreamId) {
+        self.answers.insert(asked);
+    }
+
+    /// Nobody will ask for the answer to `asked` any more.
+    pub(super) fn settle_answer(&mut self, asked: StreamId) {
+        if self.answers.remove(&asked) {
+            self.acks.settled(answer_tag_of(asked));
+        }
+    }
+
     /// The same for a call whose client has nothing to come back with: a later worker need not find it.
     pub(super) fn settle_for_good(&mut self, call: StreamId) {
         let mark = self.acks.mark();
@@ -173,6 +204,11 @@ impl Table {
 
     pub(super) fn has_running_calls(&self) -> bool {
         self.open.values().any(Option::is_none)
+    }
+
+    /// Whether a call from before `epoch` is without an answer.
+    pub(super) fn runs_calls_before(&self, epoch: u64) -> bool {
+        self.open.iter().any(|(call, answer)| answer.is_none() && call.epoch < epoch)
     }
 
     /// Nobody will ask for any call any more.
@@ -340,6 +376,9 @@ impl Table {
 fn stream_in(id: &str) -> Option<StreamId> {
     RoutedId::decode(&envelope::escape(id)).map(|routed| routed.stream)
 }
+
+/// Set in the number by which the keeper knows an answer. Numbers are counted, and never come that far.
+const ANSWER_BIT: u64 = 1 << 63;
 
 /// What may be held: half of what the keeper holds before it stops reading.
 const HELD_FRAMES_MAX: usize = CUSTODY_FRAMES_MAX / 2;

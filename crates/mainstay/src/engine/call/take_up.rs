@@ -16,6 +16,7 @@ use mainstay_store::journal::{self, Ending, Event, Source, StreamRecord};
 use mainstay_upstream::{Answer, Call};
 
 use super::driver::{Driver, Going, Origin, Stage, linger};
+use super::relay::HTTP_SSE;
 use super::{batched, refusal_message, streams_crowded};
 use crate::engine::live::{InFlight, Live};
 use crate::engine::stream::{Message, Reader, Stream, named};
@@ -38,27 +39,59 @@ impl Engine {
         }
         // An id that was too long for the cursor leaves nothing to answer to.
         let Some(request) = event.request.clone() else { return Err(event_unknown()) };
-        let record = self.claim(live, event.stream).await?;
+        let stream = self.open_again(live, event.stream, &request, Some(event.sequence)).await?;
+        self.reader_of(live, &stream, &event, cursor).await
+    }
+
+    /// The stream of the newest call that a child still runs for an earlier worker, although its client has not come back
+    /// yet: what the child says without naming a call belongs there most likely.
+    pub(crate) async fn newest_open(self: &Arc<Self>, live: &Arc<Live>) -> Option<Arc<Stream>> {
+        let records = self.journal.streams(live.key, OPEN_STREAMS_MAX).await.ok()?;
+        let relays = |record: &StreamRecord| record.call.as_ref().is_some_and(|call| &*call.method == HTTP_SSE);
+        if records.iter().any(relays) {
+            return None;
+        }
+        let is_open = |record: &StreamRecord| {
+            record.ending.is_none() && !record.stream.is_listen() && record.stream.epoch < self.epoch.counter
+        };
+        let newest = records.into_iter().rev().find(is_open)?;
+        match live.stream(newest.stream) {
+            Some(stream) => Some(stream),
+            None => self.open_again(live, newest.stream, &newest.call?.request, None).await.ok(),
+        }
+    }
+
+    /// Takes a stream of an earlier worker over, from behind the event `seen`, or else from behind the last that there is,
+    /// and goes on with what it is to answer.
+    async fn open_again(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        id: StreamId,
+        request: &Bytes,
+        seen: Option<u64>,
+    ) -> Result<Arc<Stream>, Refused> {
+        let record = self.claim(live, id).await?;
+        let last_sequence = record.as_ref().map_or(0, |record| record.last_sequence);
+        let seen = seen.unwrap_or(last_sequence);
         let ended = record.as_ref().is_some_and(|record| record.ending.is_some());
         let (events, answered) = match &record {
-            Some(_) => self.history(live, event.stream, event.sequence, !ended).await?,
+            Some(_) => self.history(live, id, seen, !ended).await?,
             None => Default::default(),
         };
         let journaled = Some(self.journaled(live.key));
-        let stream = Stream::continued(live.key.tag(), event.stream, Some(request.clone()), event.sequence, journaled);
-        stream.refill(events, record.as_ref().map_or(0, |record| record.last_sequence));
+        let stream = Stream::continued(live.key.tag(), id, Some(request.clone()), seen, journaled);
+        stream.refill(events, last_sequence);
         if ended {
-            self.settle_parts(live, event.stream, &request);
+            self.settle_parts(live, id, request);
             stream.close();
-            return Ok(stream.read(Some(event.sequence), Some(cursor)));
+            return Ok(stream);
         }
         let known = live.keep_once(&stream, self.settings.streams_max).map_err(|_| streams_crowded())?;
         if let Some(known) = known {
-            return self.reader_of(live, &known, &event, cursor).await;
+            return Ok(known);
         }
-        let reader = stream.read(Some(event.sequence), Some(cursor));
-        self.take_up(live, &stream, &request, record.and_then(|record| record.source), &answered);
-        Ok(reader)
+        self.take_up(live, &stream, request, record.and_then(|record| record.source), &answered);
+        Ok(stream)
     }
 
     /// A reader of a stream in memory. What that does not hold any more comes from the journal.
@@ -285,6 +318,8 @@ pub(crate) fn event_unknown() -> Refused {
     Refused::new(Code::EventUnknown, "the `Last-Event-ID` is none of this session's")
 }
 
+/// Among how many streams of a session the newest open one is looked for.
+const OPEN_STREAMS_MAX: usize = 4096;
 /// The pause between two tries to look something up.
 const JOURNAL_RETRY: Duration = Duration::from_millis(200);
 /// How many events a client that comes back gets at most from the journal, and how many are read at a time.

@@ -5,6 +5,8 @@ use std::fs;
 use rusqlite::Connection;
 
 use super::*;
+use crate::journal::Answered;
+use crate::journal::place::STEPS;
 use crate::migrate::migrate;
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {
@@ -56,7 +58,7 @@ async fn a_file_that_is_no_journal_is_set_aside() {
 
 #[tokio::test]
 async fn a_file_of_a_newer_version_or_another_program_is_set_aside() {
-    for steps in [vec![super::super::place::STEPS[0], "CREATE TABLE later (id)"], vec![]] {
+    for steps in [[STEPS, &["CREATE TABLE later (id)"]].concat(), vec![]] {
         let home = scratch();
         let path = home.path().join("streams.db");
         let mut connection = Connection::open(&path).unwrap();
@@ -68,6 +70,33 @@ async fn a_file_of_a_newer_version_or_another_program_is_set_aside() {
         drop(connection);
         begun_anew(&path, &format!("{steps:?}")).await;
     }
+}
+
+#[tokio::test]
+async fn r6_a_file_of_the_oldest_version_is_brought_up_to_date_with_all_that_is_in_it() {
+    let (home, now_path, journal) = in_a_file();
+    put(&journal, [entry(Content::Call(call())), entry(asking(7)), entry(asking(8))]).await.unwrap();
+    journal.answered(key(1), stream(7), answer(1)).await.unwrap();
+    journal.flush().await.unwrap();
+    drop(journal);
+    // The same rows as the first version had them.
+    let path = home.path().join("oldest.db");
+    let mut oldest = Connection::open(&path).unwrap();
+    migrate(&mut oldest, &STEPS[..1]).unwrap();
+    oldest.execute("ATTACH ?1 AS now", [now_path.to_str().unwrap()]).unwrap();
+    for table in ["sessions", "streams", "calls", "events"] {
+        oldest.execute(&format!("INSERT INTO {table} SELECT * FROM now.{table}"), []).unwrap();
+    }
+    let columns = "id, session, epoch, number, deadline, answered_at, key_id, sealed";
+    oldest.execute(&format!("INSERT INTO questions SELECT {columns} FROM now.questions"), []).unwrap();
+    drop(oldest);
+    let journal = open(&path);
+    assert_eq!(journal.counters().set_aside, 0);
+    assert_eq!(kept(&journal, 1).await, [7, 8]);
+    assert_eq!(journal.answered(key(1), stream(7), answer(2)).await.unwrap(), Answered::Again);
+    assert!(journal.unforwarded(9, 9).await.unwrap().is_empty(), "what was answered then was forwarded then");
+    assert_eq!(journal.answered(key(1), stream(8), answer(2)).await.unwrap(), Answered::First);
+    assert_eq!(journal.unforwarded(9, 9).await.unwrap().len(), 1);
 }
 
 #[tokio::test]

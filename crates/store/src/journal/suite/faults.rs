@@ -49,8 +49,10 @@ async fn i6_no_payload_and_no_upstream_event_id_is_at_rest_in_the_clear() {
     let source = Some(Source::EventId(canary.into()));
     let call = Call { name: Some(canary.into()), request: Bytes::from(canary), ..call() };
     let question = Question { original: Bytes::from(canary), ..question(7) };
-    put(&journal, [Content::Call(call), Content::Question(question)].map(entry)).await.unwrap();
-    put(&journal, [entry(Content::Event(Event { message, source, ..event(1) }))]).await.unwrap();
+    let event = Event { message, source, ..event(1) };
+    put(&journal, [Content::Call(call), Content::Question(Box::new(question), event)].map(entry)).await.unwrap();
+    let answer = Answer { message: Bytes::from(canary), ..answer(1) };
+    journal.answered(key(1), stream(7), answer).await.unwrap();
     put(&journal, [entry(Content::Reached(Source::EventId(canary.into())))]).await.unwrap();
     let holds = |needle: &[u8]| {
         let content: Vec<u8> = files(&path).iter().flat_map(|file| fs::read(file).unwrap()).collect();
@@ -80,22 +82,24 @@ async fn a_full_disk_loses_the_batch_and_is_over_when_it_is_over() {
 #[tokio::test]
 async fn a_journal_that_can_not_be_written_loses_and_recovers() {
     let (_home, _path, journal) = in_a_file();
-    put(&journal, [entry(Content::Event(event(1))), entry(Content::Question(question(7)))]).await.unwrap();
+    put(&journal, [entry(Content::Event(event(1))), entry(asking(7))]).await.unwrap();
     tamper(&journal, "PRAGMA query_only = 1").await;
-    assert_eq!(put(&journal, [entry(Content::Event(event(2)))]).await, Err(Lost::Unavailable));
+    assert_eq!(put(&journal, [entry(Content::Event(event(8)))]).await, Err(Lost::Unavailable));
     let failures = [
         journal.claim(key(1), stream(1), worker(4), at(0)).await.map(|_| ()),
-        journal.answered(key(1), stream(7), at(0)).await.map(|_| ()),
+        journal.answered(key(1), stream(7), answer(0)).await.map(|_| ()),
+        journal.forward(key(1), stream(7), 4).await.map(|_| ()),
+        journal.forwarded(key(1), stream(7)).await,
         journal.forget(key(1)).await,
         journal.trim(at(1_000_000)).await.map(|_| ()),
     ];
     for failure in failures {
         assert!(matches!(failure, Err(Failure::Unavailable(_))), "{failure:?}");
     }
-    assert_eq!(kept(&journal, 1).await, [1], "what is there is read");
+    assert_eq!(kept(&journal, 1).await, [1, 7], "what is there is read");
     tamper(&journal, "PRAGMA query_only = 0").await;
-    put(&journal, [entry(Content::Event(event(2)))]).await.unwrap();
-    assert_eq!(kept(&journal, 1).await, [1, 2]);
+    put(&journal, [entry(Content::Event(event(8)))]).await.unwrap();
+    assert_eq!(kept(&journal, 1).await, [1, 7, 8]);
 }
 
 /// A batch of three streams, each with something else.
@@ -105,8 +109,8 @@ fn mixed() -> Vec<super::super::entry::Handed> {
         of(1, Content::Event(event(2))),
         of(2, Content::Call(call())),
         of(2, Content::Event(last(1))),
-        Entry { session: key(2), ..of(3, Content::Question(question(7))) },
         Entry { session: key(2), ..of(3, Content::Event(event(1))) },
+        Entry { session: key(2), ..of(3, asking(7)) },
     ];
     entries.into_iter().map(|entry| super::super::entry::Handed { entry, witness: None }).collect()
 }
@@ -142,13 +146,13 @@ async fn a_failure_at_any_statement_of_a_batch_keeps_all_of_it_or_nothing() {
             .await;
             let context = format!("{mishap:?} at {step}");
             let kept = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
-            let expected = if kept == 0 { vec![1, 1, 0, 1, 0] } else { vec![2, 3, 1, 4, 1] };
+            let expected = if kept == 0 { vec![1, 1, 0, 1, 0] } else { vec![2, 3, 1, 5, 1] };
             assert!(kept == 0 || kept == 5, "{context}: {outcomes:?}");
             assert_eq!(rows(&journal).await, expected, "{context}");
             check_sums(&journal).await;
             let again = journal.act(|writer: &mut Writer| writer.outcomes(&mixed())).await.unwrap();
             assert!(kept == 5 || again.iter().all(Result::is_ok), "{context}: {again:?}");
-            assert_eq!(rows(&journal).await, [2, 3, 1, 4, 1], "{context}");
+            assert_eq!(rows(&journal).await, [2, 3, 1, 5, 1], "{context}");
         }
     }
 }
@@ -278,11 +282,11 @@ async fn what_was_changed_or_moved_is_refused_and_counted() {
 async fn calls_sources_and_questions_that_were_changed_are_refused_and_counted() {
     let (_home, _path, journal) = in_a_file();
     put(&journal, [Content::Call(call()), Content::Event(event(1))].map(entry)).await.unwrap();
-    put(&journal, [7, 8].map(|number| entry(Content::Question(question(number))))).await.unwrap();
+    put(&journal, [7, 8].map(|number| entry(asking(number)))).await.unwrap();
     tamper(&journal, "UPDATE calls SET sealed = x'00'; UPDATE streams SET source = x'00'").await;
     tamper(&journal, "UPDATE questions SET deadline = 1 WHERE number = 7").await;
     let record = journal.find(key(1), stream(1)).await.unwrap().unwrap();
-    assert_eq!((record.call, record.source, record.last_sequence), (None, None, 1));
+    assert_eq!((record.call, record.source, record.last_sequence), (None, None, 8));
     assert_eq!(journal.open_questions(at(100), 9).await.unwrap().len(), 1);
     assert_eq!(journal.counters().rows_refused, 3);
 }

@@ -11,6 +11,7 @@ async fn what_is_asked_often_is_read_from_an_index() {
         (statements::RECORD, false),
         (statements::REPLAY, false),
         (statements::OPEN, false),
+        (statements::UNFORWARDED, false),
         (statements::ANSWER, false),
         (statements::AGED_STREAMS, false),
         (statements::OVER, true),

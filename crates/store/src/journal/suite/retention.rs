@@ -120,8 +120,8 @@ async fn a_session_that_does_not_read_is_refused_more_at_last() {
 #[tokio::test]
 async fn questions_are_known_for_a_while_after_they_were_answered() {
     on_each(async |journal| {
-        put(&journal, [7, 8].map(|number| entry(Content::Question(question(number))))).await.unwrap();
-        journal.answered(key(1), stream(7), at(10)).await.unwrap();
+        put(&journal, [7, 8].map(|number| entry(asking(number)))).await.unwrap();
+        journal.answered(key(1), stream(7), answer(10)).await.unwrap();
         assert_eq!(journal.trim(at(3600)).await.unwrap().questions, 0);
         assert_eq!(journal.trim(at(3611)).await.unwrap().questions, 1);
         assert_eq!(journal.open_questions(at(9), 9).await.unwrap().len(), 1, "an open one waits to be settled");

@@ -217,8 +217,8 @@ async fn forgetting_a_session_leaves_nothing_of_it_and_everything_of_others() {
             let entries = (1..=5).map(|sequence| of(1, number, Content::Event(event(sequence))));
             put(&journal, entries).await.unwrap();
         }
-        put(&journal, [of(1, 1, Content::Call(call())), of(1, 1, Content::Question(question(7)))]).await.unwrap();
-        put(&journal, [of(2, 1, Content::Event(event(1))), of(2, 1, Content::Question(question(7)))]).await.unwrap();
+        put(&journal, [of(1, 1, Content::Call(call())), of(1, 1, asking(7))]).await.unwrap();
+        put(&journal, [of(2, 1, asking(7))]).await.unwrap();
         check_sums(&journal).await;
         journal.forget(key(1)).await.unwrap();
         journal.forget(key(1)).await.unwrap();
@@ -236,12 +236,12 @@ async fn forgetting_a_session_leaves_nothing_of_it_and_everything_of_others() {
 async fn everything_is_there_after_the_journal_is_opened_again() {
     let (_home, path, journal) = in_a_file();
     put(&journal, [entry(Content::Call(call())), entry(Content::Event(event(1)))]).await.unwrap();
-    put(&journal, [entry(Content::Question(question(7)))]).await.unwrap();
+    put(&journal, [entry(asking(7))]).await.unwrap();
     let before = journal.find(key(1), stream(1)).await.unwrap();
     drop(journal);
     let journal = open(&path);
     assert_eq!(journal.find(key(1), stream(1)).await.unwrap(), before);
-    assert_eq!(kept(&journal, 1).await, [1]);
+    assert_eq!(kept(&journal, 1).await, [1, 7]);
     assert_eq!(journal.questions(key(1), 9).await.unwrap()[0].question, question(7));
 }
 

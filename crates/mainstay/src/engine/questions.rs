@@ -1,0 +1,182 @@
+//! The server's questions to the client: sampling, elicitation, roots (R6).
+//!
+//! A question is durable with the event by which it goes out, and is answered once over all workers: by the client, or by
+//! an error in its place at the deadline. An answer is on record before it is forwarded, and until then: whoever comes
+//! after a worker that died in between forwards it, to the instance that asked and no other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mainstay_core::call::{RoutedId, StreamId};
+use mainstay_core::code::Code;
+use mainstay_core::time::Timestamp;
+use mainstay_core::wire::envelope::{Envelope, error_message, splice};
+use mainstay_store::journal::{Answer, Answered, Asked, Question, Unforwarded};
+
+use crate::engine::Engine;
+use crate::engine::listen::{SHORTLY, forward, shortly};
+use crate::engine::live::Live;
+use crate::engine::stream::{Message, RETRY_MS};
+use crate::runtime::spawn;
+
+impl Engine {
+    /// A question of the server: noted, dressed, and answered with an error if the client stays silent. `None` for one
+    /// that the client was asked already, or can't be asked.
+    pub(super) fn question(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        message: &Bytes,
+        envelope: &Envelope,
+    ) -> Option<Message> {
+        let span = envelope.id.clone()?;
+        let original = message.slice(span.clone());
+        if live.was_asked_earlier(&original) {
+            return None;
+        }
+        let (asked, asked_at) = (self.next_streams(1), self.now());
+        let question = Question { asked, original: original.clone(), asked_at, deadline: asked_at.plus(QUESTION_MAX) };
+        if live.ask(question.clone()).is_err() {
+            let declined = declined(&original, "too many questions to this client are open");
+            let live = Arc::clone(live);
+            spawn(async move { forward(&live, declined).await });
+            return None;
+        }
+        let dressed = RoutedId { stream: asked, original }.encode();
+        let (engine, waiting) = (Arc::clone(self), Arc::clone(live));
+        spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep(QUESTION_MAX) => {}
+                () = waiting.ended.wait() => return,
+            }
+            if let Some(question) = waiting.answered(asked) {
+                let answer = declined(&question.original, UNANSWERED);
+                engine.take_answer(&waiting, (asked, question.asked_at), answer).await;
+            }
+        });
+        Some(Message { question: Some(question), ..Message::essential(splice(message, &[(span, &dressed)])) })
+    }
+
+    /// Puts a question of a child that still runs calls of an earlier worker on the stream of the newest of these, to which
+    /// its client comes back; on the listening stream only if nothing leads to such a stream.
+    pub(super) async fn ask_apart(self: &Arc<Self>, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) {
+        let Some(message) = self.question(live, message, envelope) else { return };
+        let known = || live.unfinished_before(self.epoch.counter);
+        let mut open = known();
+        if open.is_none() {
+            open = self.newest_open(live).await.filter(|stream| !stream.is_finished());
+        }
+        if open.is_none() && self.until(COME_BACK_MAX, || known().is_some() || !live.link.runs_earlier_calls()).await {
+            open = known();
+        }
+        open.as_ref().unwrap_or(&live.listen).push(message);
+    }
+
+    /// A client's answer to a question of the server. One that nobody asked, or that was answered before, is dropped.
+    pub async fn answer(self: &Arc<Self>, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) {
+        let Some(span) = envelope.id.clone() else { return };
+        let Some(id) = RoutedId::decode(&message[span.clone()]) else { return };
+        // A question of an earlier worker is not in memory.
+        let earlier = id.stream.epoch < self.epoch.counter;
+        let (original, asked_at) = if earlier {
+            (id.original, live.asked_earlier_at(id.stream).unwrap_or_else(|| self.now()))
+        } else {
+            let Some(question) = live.answered(id.stream) else { return };
+            (question.original, question.asked_at)
+        };
+        let answer = splice(message, &[(span, &original)]).into();
+        self.take_answer(live, (id.stream, asked_at), answer).await;
+    }
+
+    /// Puts an answer on record, and forwards it if it is the first.
+    async fn take_answer(self: &Arc<Self>, live: &Arc<Live>, asked: (StreamId, Timestamp), answer: Bytes) {
+        let record = Answer { message: answer.clone(), by: self.epoch.counter, at: self.now() };
+        let noting = self.journal.answered(live.key, asked.0, record);
+        let is_first = match tokio::time::timeout(SHORTLY, noting).await {
+            Ok(Ok(Answered::First)) => true,
+            Ok(Ok(Answered::Again)) => false,
+            // Where the journal does not know, this worker's memory decides.
+            Ok(Ok(Answered::Unasked) | Err(_)) | Err(_) => live.answered_before(asked.0),
+        };
+        if is_first {
+            self.forward_answer(live, asked, answer).await;
+        }
+    }
+
+    /// Passes an answer on to the instance that asked, and notes that it did.
+    async fn forward_answer(self: &Arc<Self>, live: &Arc<Live>, asked: (StreamId, Timestamp), answer: Bytes) {
+        let (engine, live) = (Arc::clone(self), Arc::clone(live));
+        shortly(async move {
+            if let Err(failure) = live.link.answer(asked, answer).await {
+                tracing::debug!(session = %live.key.session_ref(), failure = %failure, "an answer did not reach the server");
+                // A child is the next worker's once this one has left, and so is the answer.
+                if engine.has_left() && !live.server.is_http() {
+                    return;
+                }
+            }
+            match engine.journal.forwarded(live.key, asked.0).await {
+                Ok(()) => live.link.settle_answer(asked.0),
+                Err(error) => {
+                    tracing::debug!(session = %live.key.session_ref(), error = %error, "it can't be noted that an answer was forwarded");
+                }
+            }
+        })
+        .await;
+    }
+
+    /// Forwards what workers before this one had taken of answers and may not have forwarded.
+    pub(crate) async fn forward_left(self: &Arc<Self>) {
+        let left = match self.journal.unforwarded(self.epoch.counter, QUESTIONS_PASS_MAX).await {
+            Ok(left) => left,
+            Err(error) => return tracing::warn!(error = %error, "answers that are to be forwarded can't be read"),
+        };
+        for Unforwarded { session, question, message } in left {
+            let Ok(live) = self.load(session).await else { continue };
+            let taking_over = self.journal.forward(session, question.asked, self.epoch.counter);
+            if matches!(taking_over.await, Ok(true)) {
+                let engine = Arc::clone(self);
+                // Beside the others: a server that hangs must not hold them up.
+                spawn(async move {
+                    engine.forward_answer(&live, (question.asked, question.asked_at), message).await;
+                });
+            }
+        }
+    }
+
+    /// Answers the questions of earlier workers whose time is over with an error in the client's place. A child's question
+    /// is nobody's any more unless the call that it belongs to still runs.
+    pub(crate) async fn decline_overdue(self: &Arc<Self>) {
+        let due = match self.journal.open_questions(self.now(), QUESTIONS_PASS_MAX).await {
+            Ok(due) => due,
+            Err(error) => return tracing::warn!(error = %error, "open questions can't be read"),
+        };
+        for Asked { session, question, .. } in due {
+            if question.asked.epoch >= self.epoch.counter {
+                continue;
+            }
+            let Ok(live) = self.load(session).await else { continue };
+            let message = declined(&question.original, UNANSWERED);
+            let answer = Answer { message: message.clone(), by: self.epoch.counter, at: self.now() };
+            let Ok(Answered::First) = self.journal.answered(session, question.asked, answer).await else { continue };
+            if live.server.is_http() || live.link.has_running_calls() {
+                self.forward_answer(&live, (question.asked, question.asked_at), message).await;
+            } else if let Err(error) = self.journal.forwarded(session, question.asked).await {
+                tracing::debug!(session = %session.session_ref(), error = %error, "a question can't be closed");
+            }
+        }
+    }
+}
+
+/// An error in the client's place.
+fn declined(original: &[u8], why: &str) -> Bytes {
+    error_message(Some(original), Code::Unavailable.json_rpc(), why, None).into()
+}
+
+/// What a server is told whose question was not answered.
+const UNANSWERED: &str = "the client did not answer in time";
+/// How many questions, and answers, are dealt with at a time.
+const QUESTIONS_PASS_MAX: usize = 256;
+/// How long a client is waited for whose stream nobody but itself knows: twice as long as it was told (`retry:`).
+const COME_BACK_MAX: Duration = Duration::from_millis(2 * RETRY_MS);
+/// How long a server's question may stay open: long enough for a person, not for ever.
+const QUESTION_MAX: Duration = Duration::from_mins(10);

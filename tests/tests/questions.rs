@@ -1,0 +1,157 @@
+//! Questions of servers to clients over the deaths of workers: each reaches its client, is answered once, and its answer
+//! gets to the server (R6).
+
+use anyhow::{Context as _, Result, ensure};
+use mainstay_tests::{Exchange, Gateway, RawClient, UpH, UpS, wait_until};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const VERSION: &str = "2025-11-25";
+const BOUND: Duration = Duration::from_secs(30);
+
+struct Stand {
+    up_h: UpH,
+    up_s: UpS,
+    gateway: Gateway,
+    client: RawClient,
+}
+
+impl Stand {
+    /// With a client of that server that can be asked.
+    async fn new(server: &str) -> Result<Stand> {
+        let up_h = UpH::start().await?;
+        up_h.answer("sse-with-ids").await?;
+        let up_s = UpS::new(&[])?;
+        let gateway = Gateway::start(&format!("{}{}", up_h.toml("h"), up_s.toml("s")?), &[]).await?;
+        let mut client = RawClient::new(&gateway.url(server)?)?.with_capabilities(json!({"elicitation": {}}));
+        client.establish(VERSION).await?;
+        Ok(Stand { up_h, up_s, gateway, client })
+    }
+
+    async fn ask(&self) -> Result<Exchange> {
+        let params = json!({"name": "ask", "arguments": {"message": "sure?"}});
+        self.client.post(&self.client.message("tools/call", params)).await
+    }
+}
+
+fn yes() -> Value {
+    json!({"action": "accept", "content": {"answer": "forty-two"}})
+}
+
+/// The next message of that kind.
+async fn next(exchange: &mut Exchange, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+    loop {
+        let message = exchange.next_message(BOUND).await?.context("the stream goes on")?;
+        if wanted(&message) {
+            return Ok(message);
+        }
+    }
+}
+
+fn is_question(message: &Value) -> bool {
+    message["method"] == "elicitation/create"
+}
+
+/// Whoever has this lets nobody write to a database.
+struct Locked(Child);
+
+impl Locked {
+    fn new(file: &Path) -> Result<Locked> {
+        let script = "import sqlite3,sys\n\
+            db=sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)\n\
+            db.execute('BEGIN IMMEDIATE')\n\
+            print('locked', flush=True)\n\
+            sys.stdin.read()";
+        let mut holder = Command::new("python3");
+        holder.args(["-c", script]).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut locked = Locked(holder.spawn()?);
+        let mut said = String::new();
+        BufReader::new(locked.0.stdout.take().context("its output")?).read_line(&mut said)?;
+        ensure!(said.trim() == "locked", "{said}");
+        Ok(locked)
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn r6_an_answer_that_a_worker_took_and_could_not_forward_is_forwarded_by_the_next() -> Result<()> {
+    let mut stand = Stand::new("h").await?;
+    let mut asking = stand.ask().await?;
+    let question = next(&mut asking, is_question).await?;
+    // What has no method is an answer.
+    stand.up_h.gap(json!({"kind": "hang", "method": ""})).await?;
+    assert_eq!(stand.client.respond(&question["id"], yes()).await?, 202);
+    stand.gateway.kill_worker().await?;
+    let outcome = stand.client.follow(asking).await?;
+    assert!(outcome.result()?.to_string().contains("forty-two"), "{outcome:?}\n{}", stand.gateway.log());
+    assert_eq!(stand.up_h.executions("ask").await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn r6_c8_a_child_that_did_not_read_gets_its_answer_once_over_the_death_of_the_worker() -> Result<()> {
+    let mut stand = Stand::new("s").await?;
+    let mut asking = stand.ask().await?;
+    let question = next(&mut asking, is_question).await?;
+    let child = stand.up_s.starts()?.pop().context("a child")?;
+    assert!(child.signal(Signal::STOP));
+    // More than may wait for its input: nothing more gets as far as the keeper.
+    let text = "x".repeat(STUFFING_BYTES);
+    for _ in 0..STUFFINGS {
+        let stuffing = json!({"jsonrpc": "2.0", "method": "notifications/stuffing", "params": {"text": text}});
+        assert_eq!(stand.client.post(&stuffing).await?.status, 202);
+    }
+    assert_eq!(stand.client.respond(&question["id"], yes()).await?, 202);
+    stand.gateway.kill_worker().await?;
+    assert!(child.signal(Signal::CONT));
+    let outcome = stand.client.follow(asking).await?;
+    assert!(outcome.result()?.to_string().contains("forty-two"), "{outcome:?}\n{}", stand.gateway.log());
+    // And whoever comes after that does not forward it again.
+    stand.gateway.kill_worker().await?;
+    stand.client.call_through("read", json!({})).await?.result()?;
+    let answers = stand.up_s.trace()?.iter().filter(|entry| entry["line"]["result"]["action"] == "accept").count();
+    assert_eq!(answers, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn r6_a_question_that_was_not_durable_is_asked_after_the_kill_on_the_stream_of_its_call() -> Result<()> {
+    for is_back_early in [false, true] {
+        let mut stand = Stand::new("s").await?;
+        stand.client.call_through("read", json!({})).await?.result()?;
+        let locked = Locked::new(&stand.gateway.state_dir().join("streams.db"))?;
+        let mut asking = stand.ask().await?;
+        let primed = asking.next_event(BOUND).await?.context("primed")?.id.context("an id")?;
+        wait_until("the gateway has the question", BOUND, async || {
+            let (status, shown) = stand.gateway.admin_get("/api/v1/sessions").await.unwrap_or_default();
+            status == 200 && shown["sessions"][0]["questions"] == 1
+        })
+        .await?;
+        stand.gateway.kill_worker_at_once().await?;
+        drop(locked);
+        if is_back_early {
+            // The session is there again before anybody has come back to the call.
+            stand.client.request("ping", json!({})).await?.result()?;
+        }
+        let mut again = stand.client.get_stream(Some(&primed)).await?;
+        let question = next(&mut again, is_question).await?;
+        assert_eq!(stand.client.respond(&question["id"], yes()).await?, 202);
+        let answer = next(&mut again, |message| message.get("result").is_some()).await?;
+        assert!(answer.to_string().contains("forty-two"), "{answer}");
+    }
+    Ok(())
+}
+
+/// Together they are more than the keeper lets wait for one child.
+const STUFFINGS: usize = 10;
+const STUFFING_BYTES: usize = 2 << 20;
