@@ -162,6 +162,16 @@ impl Journal {
         self.read(move |database| database.stream_records(session, limit)).await
     }
 
+    /// The calls whose streams the worker of epoch `claim` has claimed and not ended, of all sessions, the oldest first.
+    /// It looks at every stream that is kept, so it is for the start of a worker.
+    ///
+    /// # Errors
+    ///
+    /// As [`replay`](Self::replay).
+    pub async fn open_calls(&self, claim: Epoch, limit: usize) -> Result<Vec<(SessionKey, StreamRecord)>, Failure> {
+        self.read(move |database| database.open_calls(claim, limit)).await
+    }
+
     /// Takes `stream` over for the worker whose epoch is `claim`: from now on only its entries are kept, whether the stream
     /// was known or not. What is known of it, with the new claim; `None` if nothing was. After everything that this handle was given before.
     ///

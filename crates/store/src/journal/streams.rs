@@ -100,6 +100,18 @@ impl Database {
         Ok(records)
     }
 
+    /// See [`Journal::open_calls`](super::Journal::open_calls).
+    pub(super) fn open_calls(&self, claim: Epoch, limit: usize) -> rusqlite::Result<Vec<(SessionKey, StreamRecord)>> {
+        let mut records = Vec::new();
+        let values = params![wide(claim.counter), wide(claim.nonce), wide(StreamId::LISTEN), column(limit as u64)];
+        self.each(OPEN_CALLS, values, |row| {
+            let session = SessionKey::from_bytes(row.get(11)?);
+            records.push((session, self.record(session, row)?));
+            Ok(true)
+        })?;
+        Ok(records)
+    }
+
     fn record(&self, session: SessionKey, row: &Row<'_>) -> rusqlite::Result<StreamRecord> {
         let stream = StreamId { epoch: narrow(row.get(0)?), number: narrow(row.get(1)?) };
         let key = stream_key(session, stream);
@@ -158,3 +170,10 @@ const RECORDS: &str =
         s.source_key_id, s.source, c.key_id, c.sealed
     FROM sessions n JOIN streams s ON s.session = n.id LEFT JOIN calls c ON c.stream = s.id
     WHERE n.session = ?1 ORDER BY s.epoch, s.number LIMIT ?2";
+/// Looks at every stream: it is asked once, by a worker that starts beside another.
+const OPEN_CALLS: &str =
+    "SELECT s.epoch, s.number, s.claim_counter, s.claim_nonce, s.last_sequence, s.delivered, s.ending,
+        s.source_key_id, s.source, c.key_id, c.sealed, n.session
+    FROM streams s JOIN calls c ON c.stream = s.id JOIN sessions n ON n.id = s.session
+    WHERE s.ending = 0 AND s.claim_counter = ?1 AND s.claim_nonce = ?2 AND s.number <> ?3
+    ORDER BY s.epoch, s.number LIMIT ?4";

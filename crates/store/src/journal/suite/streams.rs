@@ -265,3 +265,30 @@ async fn s14_keys_rotate_and_what_was_sealed_before_stays_readable() {
     let other = journal.rotate(ring());
     assert!(matches!(other, Err(crate::RotateError::KeyLost { .. })), "{other:?}");
 }
+
+#[tokio::test]
+async fn t2_the_calls_that_a_worker_stays_for_are_found_and_no_others() {
+    on_each(async |journal| {
+        let noted = |session, number, claim, content| Entry {
+            session: key(session),
+            stream: stream(number),
+            claim: worker(claim),
+            ..entry(content)
+        };
+        put(&journal, [noted(1, 1, 3, Content::Call(call())), noted(2, 2, 3, Content::Call(call()))]).await.unwrap();
+        put(&journal, [noted(2, 2, 3, Content::Event(event(1)))]).await.unwrap();
+        // Ended, another's, a listening stream, without a call: none of them is a call in flight of this worker.
+        put(&journal, [noted(1, 3, 3, Content::Call(call())), noted(1, 3, 3, Content::Event(last(1)))]).await.unwrap();
+        put(&journal, [noted(1, 4, 4, Content::Call(call()))]).await.unwrap();
+        put(&journal, [noted(1, StreamId::LISTEN, 3, Content::Call(call()))]).await.unwrap();
+        put(&journal, [noted(1, 5, 3, Content::Event(event(1)))]).await.unwrap();
+        put(&journal, [noted(1, 6, 3, Content::Call(call()))]).await.unwrap();
+        journal.claim(key(1), stream(6), worker(4), at(1)).await.unwrap();
+        let found = journal.open_calls(worker(3), 9).await.unwrap();
+        let found: Vec<_> = found.into_iter().map(|(session, record)| (session, record.stream, record.call)).collect();
+        assert_eq!(found, [(key(1), stream(1), Some(call())), (key(2), stream(2), Some(call()))]);
+        assert_eq!(journal.open_calls(worker(3), 1).await.unwrap().len(), 1);
+        assert_eq!(journal.open_calls(Epoch { nonce: 8, ..worker(3) }, 9).await.unwrap(), []);
+    })
+    .await;
+}
