@@ -77,6 +77,15 @@ pub enum Failure {
         /// The server.
         server: ServerName,
     },
+    /// The server does not know the session, and this worker makes no other: it has given way to the next one, which
+    /// would not know of it (T2). The call was not executed.
+    #[error(
+        "server `{server}` lost its session, and the worker that the call was left with makes no other; send it again"
+    )]
+    Left {
+        /// The server.
+        server: ServerName,
+    },
     /// The child ended before it answered `initialize`.
     #[error("server `{server}` {exit} before it answered; its last words: {stderr_tail:?}")]
     ChildExited {
@@ -126,7 +135,9 @@ impl Failure {
             Self::OutcomeUnknown { .. } | Self::Oversize { .. } | Self::Protocol { .. } => Outcome::Unknown,
             // A gateway or a crashed handler may answer 5xx after the work was done.
             Self::Rejected { status, .. } if *status >= 500 => Outcome::Unknown,
-            Self::Rejected { .. } | Self::Unauthorized { .. } | Self::LostAgain { .. } => Outcome::Refused,
+            Self::Rejected { .. } | Self::Unauthorized { .. } | Self::LostAgain { .. } | Self::Left { .. } => {
+                Outcome::Refused
+            }
             Self::Unreachable { .. }
             | Self::Parked { .. }
             | Self::Gateway { .. }
@@ -156,6 +167,7 @@ impl Failure {
             | Self::Unauthorized { .. }
             | Self::Rejected { .. }
             | Self::LostAgain { .. }
+            | Self::Left { .. }
             | Self::ChildExited { .. }
             | Self::Oversize { .. }
             | Self::Ended { .. } => self.to_string(),
@@ -172,6 +184,7 @@ impl Failure {
             | Self::Unauthorized { server }
             | Self::Rejected { server, .. }
             | Self::LostAgain { server }
+            | Self::Left { server }
             | Self::ChildExited { server, .. }
             | Self::Oversize { server, .. }
             | Self::Protocol { server, .. }

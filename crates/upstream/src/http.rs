@@ -428,6 +428,10 @@ impl Http {
         lock(&self.state).session.is_some()
     }
 
+    pub(crate) fn is_connection(&self) -> bool {
+        lock(&self.state).session.as_ref().is_some_and(|session| session.feed().is_some())
+    }
+
     pub(crate) fn remember(&self, setting: Setting) {
         lock(&self.state).kept.remember(self.server(), setting);
         self.offer_record();
@@ -460,6 +464,10 @@ impl Http {
 
     fn oversize(&self) -> Failure {
         Failure::Oversize { server: self.server().name.clone(), bytes_max: self.server().message_bytes_max }
+    }
+
+    fn left(&self) -> Failure {
+        Failure::Left { server: self.server().name.clone() }
     }
 
     fn ended(&self) -> Failure {

@@ -267,6 +267,15 @@ impl Link {
         }
     }
 
+    /// Whether the server's session is a connection of this worker's own (HTTP+SSE, 2024-11-05): nobody else can speak in
+    /// it.
+    pub fn is_connection(&self) -> bool {
+        match &self.0 {
+            Way::Http(http) => http.is_connection(),
+            Way::Child(_) => false,
+        }
+    }
+
     /// Whether the server has answered `initialize` for this session.
     pub fn opened(&self) -> bool {
         match &self.0 {

@@ -1,7 +1,7 @@
 //! What all links of a worker share: connections, custody of the children, and the surroundings.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -56,6 +56,7 @@ pub struct Upstreams {
     destinations: Mutex<HashMap<ServerName, Arc<Destination>>>,
     texts: Mutex<VecDeque<Bytes>>,
     own_requests: AtomicU64,
+    left: AtomicBool,
 }
 
 type TlsClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
@@ -105,6 +106,7 @@ impl Upstreams {
             destinations: Mutex::default(),
             texts: Mutex::default(),
             own_requests: AtomicU64::new(0),
+            left: AtomicBool::new(false),
         }
     }
 
@@ -117,6 +119,18 @@ impl Upstreams {
             unknown: read(&self.counters.unknown),
             notices_dropped: read(&self.counters.notices_dropped),
         }
+    }
+
+    /// This worker gives way to the next one: no link opens an upstream session any more, since nobody would know of it
+    /// later (T2). Calls go on in the sessions that there are; one whose session is lost is [`Failure::Left`]. What
+    /// [`record`](crate::Link::record) says from here on is final.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether no upstream session is to be opened any more.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left.load(Ordering::SeqCst)
     }
 
     pub(crate) fn now(&self) -> Timestamp {

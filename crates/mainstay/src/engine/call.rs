@@ -236,7 +236,7 @@ pub(crate) fn failed(failure: &Failure, server: &Server) -> Refused {
         Failure::Gateway { .. } => Code::Unavailable,
         Failure::Unauthorized { .. } => Code::AuthenticationNeeded,
         Failure::Rejected { .. } | Failure::Configuration { .. } => Code::ServerRejected,
-        Failure::LostAgain { .. } => Code::UpstreamLostAgain,
+        Failure::LostAgain { .. } | Failure::Left { .. } => Code::UpstreamLostAgain,
         Failure::ChildExited { .. } => Code::ChildExited,
         Failure::Oversize { .. } => Code::AnswerTooLarge,
         Failure::Protocol { .. } => Code::OutcomeUnknown,

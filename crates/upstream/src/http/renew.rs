@@ -98,6 +98,9 @@ impl Http {
             (Cause::Use, None) => lock(&self.state).kept.loss().map(str::to_owned),
             (Cause::Lost(lost, reason), _) => Some(lost.loss(reason)),
         };
+        if self.upstreams.has_left() {
+            return Err(self.left());
+        }
         let bound = self.server().handshake_bound;
         let hung = || self.unreachable("it did not answer `initialize` in time".into());
         let Made { opened, id, connection } = timeout(bound, self.initialize(&params)).await.map_err(|_| hung())??;
@@ -116,7 +119,7 @@ impl Http {
         };
         if !self.install(&session, &opened, reason.as_deref()) {
             self.discard(&session).await;
-            return Err(self.ended());
+            return Err(if self.upstreams.has_left() { self.left() } else { self.ended() });
         }
         self.announce(opened, reason, lists).await;
         Ok(session)
@@ -279,10 +282,11 @@ impl Http {
         lists
     }
 
-    /// Puts the session in its place. False if the link has ended meanwhile.
+    /// Puts the session in its place. False if the link has ended meanwhile, or its worker has given way to another.
     fn install(&self, session: &Arc<Session>, opened: &Opened, reason: Option<&str>) -> bool {
         let mut state = lock(&self.state);
-        if state.kept.ended {
+        // Looked at under the lock: whoever reads the record after the worker has left reads the last one.
+        if state.kept.ended || self.upstreams.has_left() {
             return false;
         }
         state.kept.open(&self.upstreams, opened);

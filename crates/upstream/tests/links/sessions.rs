@@ -282,3 +282,18 @@ async fn u4_a_notification_follows_the_session_and_a_lost_one_is_told() {
         fake.seen("notifications/roots/list_changed").iter().map(|seen| seen.session.clone().unwrap()).collect();
     assert_eq!(sessions, ["upstream-1", "upstream-1", "upstream-2"]);
 }
+
+#[tokio::test]
+async fn t2_a_worker_that_has_left_goes_on_in_its_sessions_and_opens_no_other() {
+    let (bench, fake) = (Bench::new(), Fake::start().await);
+    let (link, unopened) = (bench.ready(&fake.server()).await, bench.lazy(&fake.server()));
+    bench.upstreams.leave();
+    assert_eq!(text(&link, tool(1, "incr", json!({}))).await.unwrap(), "ok");
+    fake.forget();
+    for link in [link, unopened] {
+        let failure = text(&link, tool(2, "incr", json!({}))).await.unwrap_err();
+        assert!(matches!(failure, Failure::Left { .. }), "{failure}");
+        assert_eq!(failure.outcome(), Outcome::Refused);
+    }
+    assert_eq!((fake.count("initialize"), fake.executed("incr")), (1, 1), "the next worker opens the next session");
+}
