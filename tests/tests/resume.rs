@@ -110,17 +110,13 @@ async fn r4_a_server_that_gives_event_ids_is_asked_for_the_rest_and_runs_the_cal
         let mut stand = stand().await?;
         stand.up_h.answer("sse-with-ids").await?;
         let client = stand.open("h").await?;
-        let exchange =
-            client.post(&client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 4000}}))).await?;
-        assert!(exchange.is_sse());
-        wait_until("it runs", BOUND, async || {
-            stand.up_h.requests("tools/call").await.is_ok_and(|calls| !calls.is_empty())
-        })
-        .await?;
+        let mut exchange = client.post(&prog(&client, 12, 300)).await?;
+        // Once this is here, it is on record how far the server's own stream was read.
+        exchange.next_message(BOUND).await?.context("progress")?;
         stand.fall(everything).await?;
         let outcome = client.follow(exchange).await?;
         assert!(outcome.result().is_ok(), "everything: {everything}: {outcome:?}");
-        assert_eq!(stand.up_h.executions("slow").await?, 1);
+        assert_eq!(stand.up_h.executions("prog").await?, 1);
         assert_eq!(stand.up_h.count("/initializes").await?, 1);
     }
     Ok(())
