@@ -2,7 +2,7 @@
 //! R4, C8, I6).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Exchange, Gateway, RawClient, SdkClient, SdkKind, Setup, SseEvent, UpH, UpS, wait_until};
+use mainstay_tests::{Exchange, Gateway, Proc, RawClient, SdkClient, SdkKind, Setup, SseEvent, UpH, UpS, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -290,13 +290,15 @@ async fn r4_a_server_that_gives_event_ids_is_asked_for_the_rest() -> Result<()> 
     let mut stand = stand("").await?;
     stand.up_h.answer("sse-with-ids").await?;
     let mut client = stand.open("h").await?;
-    let id = client.send("tools/call", json!({"name": "slow", "arguments": {"ms": 4000}})).await?;
-    stand.runs("h", "slow").await?;
+    let params = json!({"name": "prog", "arguments": {"n": 12, "delay_ms": 300}, "_meta": {"progressToken": "p"}});
+    let id = client.send("tools/call", params).await?;
+    // Once this is here, it is on record how far the server's own stream was read.
+    client.stream.next_event(BOUND).await?.context("progress")?;
     stand.fall(false).await?;
     client.come_back(Back::ByEndpoint).await?;
     let answer = client.answer(&id).await?.pop().unwrap_or_default();
     assert!(answer.get("result").is_some(), "{answer}");
-    assert_eq!(stand.up_h.executions("slow").await?, 1);
+    assert_eq!(stand.up_h.executions("prog").await?, 1);
     Ok(())
 }
 
@@ -327,6 +329,30 @@ async fn t2_an_upgrade_costs_no_call_in_flight() -> Result<()> {
         assert_eq!(client.text("echo", json!({"text": "on"})).await?, "on", "{server}");
     }
     assert_eq!(stand.up_h.executions("slow").await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn t2_r4_a_client_that_comes_back_to_the_next_worker_gets_the_answer_of_the_former_one() -> Result<()> {
+    let stand = stand("").await?;
+    let (keeping, mut client) = (stand.open("h").await?, stand.open("h").await?);
+    keeping.send("tools/call", json!({"name": "slow", "arguments": {"ms": 600_000}})).await?;
+    let answered = client.send("tools/call", json!({"name": "slow", "arguments": {"ms": 4000}})).await?;
+    let lost = client.send("tools/call", json!({"name": "slow", "arguments": {"ms": 600_000}})).await?;
+    wait_until("all run", BOUND, async || stand.up_h.executions("slow").await.is_ok_and(|count| count == 3)).await?;
+    let leaver = Proc::of(stand.gateway.worker().await?.pid).context("the worker in charge")?;
+    let output = stand.gateway.cli(&["upgrade"]).await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    stand.hang_up(&mut client).await?;
+    client.come_back(Back::ByEndpoint).await?;
+    let answer = client.answer(&answered).await?.pop().unwrap_or_default();
+    assert!(answer.get("result").is_some(), "{answer}");
+    assert_eq!(client.text("echo", json!({"text": "on"})).await?, "on");
+    assert!(leaver.kill(), "it stayed for the others");
+    let answer = client.answer(&lost).await?.pop().unwrap_or_default();
+    assert_eq!(answer["error"]["data"]["mainstay"], "outcome_unknown", "{answer}");
+    assert_eq!(stand.up_h.executions("slow").await?, 3, "never twice");
+    assert_eq!(client.text("echo", json!({"text": "on"})).await?, "on");
     Ok(())
 }
 

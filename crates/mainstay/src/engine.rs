@@ -8,6 +8,7 @@ pub mod census;
 pub mod find;
 pub mod finish;
 pub mod handover;
+pub mod leavers;
 pub mod listen;
 pub mod live;
 pub mod open;
@@ -46,6 +47,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
 use crate::engine::census::Census;
+use crate::engine::leavers::Leavers;
 use crate::engine::live::{Latch, Live};
 use crate::engine::stream::Journaled;
 use crate::engine::tally::Tally;
@@ -108,6 +110,8 @@ pub struct Engine {
     pub(crate) openings: Tally,
     /// Requests that wait for the answer of an HTTP server.
     pub(crate) outstaying: Tally,
+    /// Earlier workers that stay for calls.
+    pub(crate) leavers: Leavers,
     pub(crate) metrics: Metrics,
     key_folder: Option<PathBuf>,
     state_dir: PathBuf,
@@ -152,6 +156,8 @@ pub struct Parts {
     pub servers: Vec<Served>,
     /// The count of live sessions.
     pub census: Census,
+    /// Earlier workers that have handed over and still live.
+    pub leavers: Leavers,
     /// The metrics.
     pub metrics: Metrics,
     /// Where the key files are; `None` for a ledger in memory.
@@ -232,6 +238,7 @@ impl Engine {
             census: parts.census,
             openings: Tally::default(),
             outstaying: Tally::default(),
+            leavers: parts.leavers,
             metrics: parts.metrics,
             key_folder: parts.key_folder,
             state_dir: parts.state_dir,

@@ -26,6 +26,7 @@ use crate::auth::{Auth, Tokens};
 use crate::config::{self, Config, StoreKind};
 use crate::engine::census::Census;
 use crate::engine::handover::HandoverView;
+use crate::engine::leavers::Leavers;
 use crate::engine::tally::Tally;
 use crate::engine::view::{Facts, KnobView};
 use crate::engine::{self, Engine, ListenStream, Served, Settings, listen};
@@ -111,13 +112,17 @@ async fn hand_over(engine: &Arc<Engine>, front: &Front, orders: &mut mpsc::Recei
     if !front.settle(SETTLE_MAX).await {
         tracing::warn!("requests that nobody else can answer are left behind by the handover");
     }
-    engine.leave_ledger().await;
+    // The next worker is to find it, so it comes before the last word.
+    let stays = front.exchanges.count() > 0 || engine.http_calls() > 0;
+    let _presence = stays.then(|| engine.leavers.declare(engine.epoch)).flatten();
+    let recorded = engine.leave_ledger().await;
     engine.custody.handed_over().await;
     tracing::info!(calls = engine.http_calls(), "handed over");
     let over = || front.open.count() == 0 && engine.http_calls() == 0;
     let order = tokio::select! {
         _ = engine.until(STAY_MAX, over) => None,
         order = orders.recv() => order,
+        () = engine.stay(recorded) => None,
     };
     if let Some(Order::Drain { .. }) = order {
         engine.until(engine.settings().drain_grace, over).await;
@@ -135,14 +140,18 @@ async fn build(
     children: Vec<Held>,
 ) -> anyhow::Result<(Arc<Engine>, Notices)> {
     let clock = Clock::system();
-    let (place, streams, keyring, key_folder) = match config.store {
+    let (place, streams, keyring, key_folder, leavers) = match config.store {
         StoreKind::Sqlite => {
             let folder = config.state_dir.join("keys");
             let keyring = Keyring::load_or_create(&folder, &mut fill_with_entropy).context("loading the keys")?;
             let file = |name: &str| Place::Sqlite(config.state_dir.join(name));
-            (file("ledger.db"), file("streams.db"), keyring, Some(folder))
+            let leavers = Leavers::look(config.state_dir.join("leaving"));
+            (file("ledger.db"), file("streams.db"), keyring, Some(folder), leavers)
         }
-        StoreKind::Memory => (Place::Memory, Place::Memory, Keyring::ephemeral(&mut fill_with_entropy), None),
+        StoreKind::Memory => {
+            let keyring = Keyring::ephemeral(&mut fill_with_entropy);
+            (Place::Memory, Place::Memory, keyring, None, Leavers::none())
+        }
     };
     let keyring = Arc::new(keyring);
     let store = Store::open(place, Arc::clone(&keyring)).context("opening the ledger")?;
@@ -169,6 +178,7 @@ async fn build(
         upstreams: Arc::new(upstreams),
         servers: served(config)?,
         census,
+        leavers,
         metrics: Metrics::new(config.servers.keys()),
         key_folder,
         state_dir: config.state_dir.clone(),
@@ -178,6 +188,7 @@ async fn build(
         facts,
     });
     engine.hold(by_session(children, &engine.custody));
+    Arc::clone(&engine).adopt_calls().await;
     reconcile::expire::recover(&engine).await;
     Ok((engine, notices))
 }

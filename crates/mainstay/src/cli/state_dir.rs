@@ -97,7 +97,7 @@ fn refuse_of_another(path: &Path) -> Result<(), Failure> {
 /// Any of these makes a directory one of Mainstay's.
 const OWN_FILES: &[&str] = &["lock", "gateway.json", "ledger.db", "admin.token", "keys"];
 /// Where else files of Mainstay's are.
-const OWN_FOLDERS: &[&str] = &["children", "keys", "logs"];
+const OWN_FOLDERS: &[&str] = &["children", "keys", "leaving", "logs"];
 /// More than any state directory holds.
 const ENTRIES_LOOKED_AT_MAX: usize = 10_000;
 /// The user who may do anything anyway.

@@ -4,6 +4,7 @@
 //! answer, with an error that says what is known of its outcome, or with its session.
 
 mod driver;
+mod follow;
 pub(crate) mod relay;
 pub(crate) mod take_up;
 mod unclaimed;
@@ -19,7 +20,8 @@ use mainstay_core::wire::method::Method;
 use mainstay_store::journal::{self, Content, Ending};
 use mainstay_upstream::{Call, Failure, Outcome, Server};
 
-use self::driver::{Carried, Driver, Going, Origin, Setting, Stage, Step, linger};
+pub(crate) use self::driver::linger;
+use self::driver::{Carried, Driver, Going, Origin, Setting, Stage, Step};
 use crate::engine::live::{CALL_NAME_CHARS_MAX, InFlight, Live};
 use crate::engine::stream::{Message, Reader, Stream};
 use crate::engine::{EMPTY_OBJECT, Engine, HOLD, Refused, rewrite};
@@ -103,7 +105,7 @@ impl Engine {
         let named = matches!(method, Method::ToolsCall | Method::PromptsGet);
         let name = named.then(|| request.param("name")).flatten();
         let shown = name.as_deref().map(|name| name.chars().take(CALL_NAME_CHARS_MAX).collect());
-        let call = InFlight { client_id: original.clone(), stream, method, name: shown, since };
+        let call = InFlight { client_id: original.clone(), stream, method, name: shown, since, is_elsewhere: false };
         let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| {
             let text = "the limit `session.calls_in_flight_max` is reached; wait until a call of this session ends";
             Refused::at_limit(Code::LimitReached, Limit::CallsInFlight, text)

@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use mainstay_core::time::Timestamp;
 use mainstay_keeper::{Handover, HandoverOutcome, UNCHANGED};
+use mainstay_store::Write;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::engine::leavers::Recorded;
 use crate::engine::live::Live;
 use crate::engine::{Engine, QUIET_POLL};
 
@@ -99,7 +101,8 @@ impl Engine {
 
     /// How many calls on HTTP servers this worker still runs, whether their clients are connected or not.
     pub(crate) fn http_calls(&self) -> usize {
-        self.live.iter().filter(|live| live.server.is_http()).map(|live| live.calls().len()).sum()
+        let own = |live: &Live| live.calls().iter().filter(|call| !call.is_elsewhere).count();
+        self.live.iter().filter(|live| live.server.is_http()).map(|live| own(&live)).sum()
     }
 
     /// How many requests wait for the answer of an HTTP server: those stay with this worker.
@@ -107,11 +110,22 @@ impl Engine {
         self.outstaying.count()
     }
 
-    /// Makes everything that is known durable. From here on this worker writes nothing but the answers of HTTP servers that
-    /// it stays for.
-    pub(crate) async fn leave_ledger(&self) {
+    /// Makes everything that is known durable, and puts on record which calls this worker stays for. From here on it
+    /// writes nothing but their answers, and opens no session at a server.
+    pub(crate) async fn leave_ledger(&self) -> Recorded {
+        self.upstreams.leave();
+        // What the links have said of their sessions is this worker's to write until here.
+        self.until(NOTICES_PATIENCE, || self.notices.capacity() == self.notices.max_capacity()).await;
+        for live in self.live.iter().filter(|live| live.server.is_http() && !live.activity().is_idle()) {
+            if let Some(record) = live.link.record() {
+                self.store.hint(Write::Resume(record));
+            }
+        }
+        self.note_use();
         self.left.set();
+        let recorded = self.record_calls();
         self.flush().await;
+        recorded
     }
 
     /// Whether everything but calls on HTTP servers is another worker's.
@@ -137,3 +151,6 @@ impl Engine {
         if live.server.is_http() { self.closing().await } else { self.given_way().await }
     }
 }
+
+/// How long a handover waits for what links have told and nobody has written yet.
+const NOTICES_PATIENCE: Duration = Duration::from_secs(1);

@@ -74,6 +74,8 @@ pub struct InFlight {
     pub name: Option<Box<str>>,
     /// When it began.
     pub since: Timestamp,
+    /// Whether an earlier worker runs it, which has handed over and still lives.
+    pub is_elsewhere: bool,
 }
 
 #[derive(Default)]
@@ -309,6 +311,11 @@ impl Live {
         newest.cloned()
     }
 
+    /// The kept streams.
+    pub fn streams(&self) -> Vec<Arc<Stream>> {
+        self.traffic.lock().streams.values().cloned().collect()
+    }
+
     /// Keeps what finished streams hold within its bound: what was delivered goes first, then the oldest.
     pub fn trim(&self) {
         let mut traffic = self.traffic.lock();
@@ -358,6 +365,11 @@ impl Live {
         }
         drop(traffic);
         self.given_up.notify_waiters();
+    }
+
+    /// Whether the call `stream` is given up.
+    pub fn is_given_up(&self, stream: StreamId) -> bool {
+        self.traffic.lock().given_up.contains(&stream)
     }
 
     /// Resolves once the call `stream` is given up. Cancel-safe.

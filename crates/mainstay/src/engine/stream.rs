@@ -92,6 +92,8 @@ struct Log {
     delivery_told: bool,
     /// Whether another worker goes on with the stream.
     is_taken: bool,
+    /// Whether another worker appends to the stream, and what it appends is copied here: nothing goes to the journal.
+    is_foreign: bool,
 }
 
 struct Logged {
@@ -157,6 +159,7 @@ impl Stream {
             is_kept: !id.is_listen(),
             delivery_told: false,
             is_taken: false,
+            is_foreign: false,
         };
         Arc::new_cyclic(|me| Self {
             tag,
@@ -168,6 +171,38 @@ impl Stream {
             began_after: seen,
             me: me.clone(),
         })
+    }
+
+    /// A stream to which another worker appends: what that appends is [copied](Self::copy) here. As
+    /// [`continued`](Self::continued) otherwise.
+    pub fn foreign(tag: u32, id: StreamId, request: Option<Bytes>, seen: u64, journal: Option<Journaled>) -> Arc<Self> {
+        let stream = Self::continued(tag, id, request, seen, journal);
+        stream.log.lock().is_foreign = true;
+        stream
+    }
+
+    /// Whether another worker appends to this stream.
+    pub fn is_foreign(&self) -> bool {
+        self.log.lock().is_foreign
+    }
+
+    /// From now on this worker appends to the stream, which it has claimed.
+    pub fn take_over(&self) {
+        self.log.lock().is_foreign = false;
+    }
+
+    /// Appends what another worker has appended, as it stands in the journal. In order; what is known already must not be
+    /// among it.
+    pub fn copy(&self, events: Vec<Event>) {
+        let last_sequence = events.last().map_or(0, |event| event.sequence);
+        self.refill(events, last_sequence);
+        self.log.lock().shrink();
+        self.changed.notify_waiters();
+    }
+
+    /// The highest sequence that was given so far.
+    pub fn last_sequence(&self) -> u64 {
+        self.log.lock().next_sequence - 1
     }
 
     /// Puts back what the journal has of this stream beyond the event that its client saw last. For a stream that was just
@@ -191,6 +226,11 @@ impl Stream {
     /// Which stream this is.
     pub fn id(&self) -> StreamId {
         self.id
+    }
+
+    /// The raw JSON id of the request that it answers, or of those of a batch.
+    pub fn request(&self) -> Option<Bytes> {
+        self.request.clone()
     }
 
     /// Appends a message. Past the stream's bounds the oldest passing message goes, which [`dropped`](Self::dropped)
@@ -246,7 +286,11 @@ impl Stream {
 
     /// Hands something about this stream that is no event to the journal. `false` if it can't be kept.
     pub fn note(&self, content: Content) -> bool {
-        self.log.lock().is_kept && self.keep(content).is_ok()
+        let is_ours = {
+            let log = self.log.lock();
+            log.is_kept && !log.is_foreign
+        };
+        is_ours && self.keep(content).is_ok()
     }
 
     /// Whether a reader has taken everything that was appended.
@@ -315,7 +359,8 @@ impl Stream {
             log.bytes += bytes.len();
             log.events.push_back(Logged { sequence, last: ending.is_some(), weight, message: bytes.clone() });
             log.finished = ending.is_some();
-            let waits = log.is_kept && self.keep_event(sequence, (bytes, weight, source), ending, question);
+            let waits =
+                log.is_kept && !log.is_foreign && self.keep_event(sequence, (bytes, weight, source), ending, question);
             if !waits {
                 log.refused.push_back(sequence);
             }
@@ -523,7 +568,7 @@ impl Reader {
         }
         log.sent_through = log.sent_through.max(self.cursor);
         let delivered = log.finished && log.is_delivered();
-        if delivered && log.is_kept && !std::mem::replace(&mut log.delivery_told, true) {
+        if delivered && log.is_kept && !log.is_foreign && !std::mem::replace(&mut log.delivery_told, true) {
             // Lost, it only takes room for longer.
             let _ = self.stream.keep(Content::Delivered(log.sent_through));
         }

@@ -174,12 +174,14 @@ impl Driver {
     }
 
     /// Runs the call to its end on `stream`, and keeps that for a while for a client that comes back.
-    pub(super) async fn pump(self, stream: Arc<Stream>) {
+    pub(super) async fn pump(mut self, stream: Arc<Stream>) {
         let (live, id) = (Arc::clone(&self.live), self.routed());
-        match self.deliver(&stream).await {
+        match self.carry(&stream, &stream).await {
             Some(answer) => stream.finish(answer),
             None => stream.end(Ending::Silent),
         }
+        // It lands behind its answer: a worker that leaves goes once no call is in flight.
+        drop(self);
         linger(&live, &stream, &[id]).await;
     }
 
@@ -392,7 +394,7 @@ impl Drop for Carried {
 
 /// Keeps a finished stream for a client that comes back: for a day until it is delivered, shortly after it was. Until
 /// then the answers to `ids` stay in custody, so that they outlive this worker.
-pub(super) async fn linger(live: &Live, stream: &Stream, ids: &[RoutedId]) {
+pub(crate) async fn linger(live: &Live, stream: &Stream, ids: &[RoutedId]) {
     live.trim();
     tokio::select! {
         () = stream.delivered() => {}

@@ -11,14 +11,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainstay_core::call::{EventId, RoutedId, StreamId};
 use mainstay_core::code::Code;
+use mainstay_core::id::Epoch;
 use mainstay_core::limit::Limit;
 use mainstay_core::wire::envelope::result_message;
 use mainstay_core::wire::method::Method;
-use mainstay_store::journal::{self, Content, Ending, Entry, StreamRecord};
+use mainstay_store::journal::{self, Content, Ending, Entry, Event, StreamRecord};
 
 use super::Request;
 use super::driver::{Driver, Step, UNDELIVERED_MAX, place_apart};
 use super::take_up::event_unknown;
+use crate::engine::leavers::FOLLOW_PAUSE;
 use crate::engine::live::Live;
 use crate::engine::stream::{Message, Reader, Stream};
 use crate::engine::{EMPTY_OBJECT, Engine, Refused};
@@ -125,6 +127,12 @@ impl Engine {
             Err(_elapsed) => return,
         };
         live.listen.note(Content::Call(mark(live, self.now())));
+        let (left, records): (Vec<_>, Vec<_>) = records.into_iter().partition(|record| self.is_left(live, record));
+        let leavers: BTreeSet<Epoch> = left.iter().map(|record| record.claim).collect();
+        for leaver in leavers {
+            let records = left.iter().filter(|record| record.claim == leaver).cloned().collect();
+            spawn(Arc::clone(self).recall_of(leaver, Arc::clone(live), records, after.cloned()));
+        }
         let (streams, calls): (Vec<_>, Vec<_>) = records.into_iter().partition(|record| record.stream.is_listen());
         let mut answered = BTreeSet::new();
         for record in streams {
@@ -140,22 +148,74 @@ impl Engine {
         *recalled = true;
     }
 
+    /// Whether a worker that has handed over still appends to a stream of this session.
+    fn is_left(&self, live: &Live, record: &StreamRecord) -> bool {
+        live.server.is_http() && record.ending.is_none() && self.leavers.is_present(record.claim)
+    }
+
+    /// Puts on the session's one stream what a worker that has handed over appends to its own, for as long as that lives;
+    /// then what is left of it.
+    async fn recall_of(
+        self: Arc<Self>,
+        leaver: Epoch,
+        live: Arc<Live>,
+        records: Vec<StreamRecord>,
+        after: Option<EventId>,
+    ) {
+        let (streams, mut calls): (Vec<_>, Vec<_>) = records.into_iter().partition(|record| record.stream.is_listen());
+        let mut places: Vec<_> = streams.iter().map(|record| (record.stream, from(record, after.as_ref()))).collect();
+        let (mut answered, mut is_first) = (BTreeSet::new(), true);
+        loop {
+            // Looked at first: what it has appended before it went is read below.
+            let is_gone = !self.leavers.is_present(leaver);
+            for (stream, place) in &mut places {
+                let Ok((events, mut found)) = self.history(&live, *stream, *place, is_first).await else { continue };
+                *place = events.last().map_or(*place, |event| event.sequence);
+                push_all(&live, events);
+                answered.append(&mut found);
+            }
+            is_first = false;
+            let is_answered =
+                |record: &StreamRecord| record.call.as_ref().is_some_and(|call| answered.contains(&call.request));
+            let (told, open): (Vec<_>, Vec<_>) = calls.into_iter().partition(is_answered);
+            calls = open;
+            if self.has_left() && is_gone || live.ended.is_set() {
+                // Another worker's, or nobody's any more.
+                return;
+            }
+            for record in told {
+                self.retake(&live, record, &answered).await;
+            }
+            if is_gone {
+                break;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(FOLLOW_PAUSE) => {}
+                () = live.ended.wait() => {}
+            }
+        }
+        for (stream, place) in places {
+            if matches!(self.claim(&live, stream).await, Ok(Some(_))) {
+                self.note_taken(&live, stream, place);
+            }
+        }
+        for record in calls {
+            self.retake(&live, record, &answered).await;
+        }
+    }
+
     /// Puts what nobody has taken of an earlier listening stream on this one. The ids of the requests answered there.
     async fn repeat(&self, live: &Live, record: &StreamRecord, after: Option<&EventId>) -> BTreeSet<Bytes> {
         let is_this_one = record.stream == live.listen.id();
         if !is_this_one && !matches!(self.claim(live, record.stream).await, Ok(Some(_))) {
             return BTreeSet::new();
         }
-        let cursor = after.filter(|event| event.stream == record.stream).map(|event| event.sequence);
-        let from = cursor.unwrap_or(record.delivered);
-        let Ok((mut events, answered)) = self.history(live, record.stream, from, true).await else {
+        let Ok((mut events, answered)) = self.history(live, record.stream, from(record, after), true).await else {
             return BTreeSet::new();
         };
         events.retain(|event| !is_this_one || !live.listen.is_of_this_life(event.sequence));
         let Some(through) = events.last().map(|event| event.sequence) else { return answered };
-        for event in events {
-            live.listen.push(Message { weight: event.weight, ..Message::passing(event.message) });
-        }
+        push_all(live, events);
         // Behind them: after a crash they may come twice, and none is missing.
         self.note_taken(live, record.stream, through);
         answered
@@ -230,6 +290,19 @@ async fn put_away(engine: Arc<Engine>, live: Arc<Live>, id: RoutedId, sequence: 
     engine.note_taken(&live, live.listen.id(), sequence);
     live.link.settle(&id);
     true
+}
+
+/// From where on nobody has taken the events of an earlier listening stream, as its client says, or else the journal.
+fn from(record: &StreamRecord, after: Option<&EventId>) -> u64 {
+    let cursor = after.filter(|event| event.stream == record.stream).map(|event| event.sequence);
+    cursor.unwrap_or(record.delivered)
+}
+
+/// Puts events of an earlier stream on the session's one stream.
+fn push_all(live: &Live, events: Vec<Event>) {
+    for event in events {
+        live.listen.push(Message { weight: event.weight, ..Message::passing(event.message) });
+    }
 }
 
 /// What tells a listening stream that carries answers from others.

@@ -39,6 +39,9 @@ impl Engine {
         }
         // An id that was too long for the cursor leaves nothing to answer to.
         let Some(request) = event.request.clone() else { return Err(event_unknown()) };
+        if let Some(reader) = self.follow_leaver(live, &event, &request, &cursor).await? {
+            return Ok(reader);
+        }
         let stream = self.open_again(live, event.stream, &request, Some(event.sequence)).await?;
         self.reader_of(live, &stream, &event, cursor).await
     }
@@ -124,7 +127,7 @@ impl Engine {
     }
 
     /// Asks the journal, for as long as a client may be held for it (S13a).
-    async fn held_by_journal<T, F>(&self, live: &Live, ask: impl Fn() -> F) -> Result<T, Refused>
+    pub(super) async fn held_by_journal<T, F>(&self, live: &Live, ask: impl Fn() -> F) -> Result<T, Refused>
     where
         F: Future<Output = Result<T, journal::Failure>>,
     {
@@ -166,6 +169,33 @@ impl Engine {
             events.extend(page.into_iter().filter(|event| event.sequence > after));
         }
         Ok((events, answered))
+    }
+
+    /// Goes on with a stream that another worker has left behind, and of which its events so far were copied: as if its
+    /// client came back to it now.
+    pub(crate) async fn take_over(self: &Arc<Self>, live: &Arc<Live>, stream: &Arc<Stream>, request: &Bytes) {
+        let taking = async {
+            let record = self.claim(live, stream.id()).await?;
+            let open = record.as_ref().is_some_and(|record| record.ending.is_none());
+            let known = match &record {
+                Some(_) => self.history(live, stream.id(), stream.last_sequence(), open).await?,
+                None => Default::default(),
+            };
+            Ok::<_, Refused>((record, known))
+        };
+        let Ok((record, (events, answered))) = taking.await else {
+            // Its client comes back once more, and is told what is known then.
+            stream.close();
+            return live.let_go(stream.id());
+        };
+        stream.copy(events);
+        stream.refill(Vec::new(), record.as_ref().map_or(0, |record| record.last_sequence));
+        stream.take_over();
+        if record.as_ref().is_some_and(|record| record.ending.is_some()) {
+            stream.close();
+            return linger(live, stream, &[]).await;
+        }
+        self.take_up(live, stream, request, record.and_then(|record| record.source), &answered);
     }
 
     /// Goes on with what an earlier worker's stream was to answer: the answer of a child that still runs the call (C8), the
@@ -239,7 +269,8 @@ impl Engine {
             (None, Some(Source::EventId(cursor))) => Stage::Going(resume(live, &id, cursor)),
             (None, Some(Source::Frame(_)) | None) => return Err(lost()),
         };
-        let call = InFlight { client_id: original.clone(), stream: number, method: Method::Other, name: None, since };
+        let (client_id, method) = (original.clone(), Method::Other);
+        let call = InFlight { client_id, stream: number, method, name: None, since, is_elsewhere: false };
         let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| lost())?;
         Ok(Driver {
             engine: Arc::clone(self),
@@ -294,7 +325,7 @@ fn resume(live: &Arc<Live>, id: &RoutedId, cursor: &str) -> Going {
 }
 
 /// The calls that a stream answers: one, or those of a batch.
-pub(super) fn parts_of(stream: StreamId, request: &Bytes) -> Vec<(StreamId, Bytes)> {
+pub(crate) fn parts_of(stream: StreamId, request: &Bytes) -> Vec<(StreamId, Bytes)> {
     match batch(request) {
         Ok(Some(spans)) => {
             let ids = spans.into_iter().zip(0_u64..);

@@ -1,0 +1,131 @@
+//! What a leaver does beside its calls: it puts on record which they are, and heeds what has become of them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mainstay_core::call::{RoutedId, StreamId};
+use mainstay_core::id::SessionKey;
+use mainstay_core::wire::envelope::notification_message;
+use mainstay_store::Stored;
+use mainstay_store::journal::{self, Content, Ending, Entry};
+use mainstay_upstream::Ending as LinkEnding;
+
+use crate::engine::Engine;
+use crate::engine::call::take_up::parts_of;
+use crate::engine::live::{InFlight, Live};
+use crate::runtime::spawn;
+
+/// The calls that a leaver has put on record and that are not over.
+pub(crate) struct Recorded(BTreeSet<(SessionKey, StreamId)>);
+
+impl Engine {
+    /// Puts every call on an HTTP server that this worker runs on record, those without a stream among them, so that the
+    /// next worker sees them.
+    pub(crate) fn record_calls(&self) -> Recorded {
+        let mut recorded = BTreeSet::new();
+        for live in self.live.iter().filter(|live| live.server.is_http()) {
+            // A batch is on record with its stream.
+            let streams = live.streams();
+            let batched: BTreeSet<_> = streams
+                .iter()
+                .flat_map(|stream| parts_of(stream.id(), &stream.request().unwrap_or_default()))
+                .map(|(number, _)| number)
+                .filter(|number| live.stream(*number).is_none())
+                .collect();
+            for call in own_calls(&live).into_iter().filter(|call| !batched.contains(&call.stream)) {
+                recorded.insert((live.key, call.stream));
+                self.note_call(
+                    live.key,
+                    call.stream,
+                    Content::Call(journal::Call {
+                        server: live.server.name.clone(),
+                        method: call.method.as_str().into(),
+                        name: call.name,
+                        request: call.client_id,
+                        started_at: call.since,
+                    }),
+                );
+            }
+        }
+        Recorded(recorded)
+    }
+
+    /// Heeds what becomes of the calls that this worker stays for, as its successor writes it down. Never returns.
+    pub(crate) async fn stay(self: &Arc<Self>, mut recorded: Recorded) {
+        loop {
+            tokio::time::sleep(LOOK_PAUSE).await;
+            let lives: Vec<Arc<Live>> =
+                self.live.iter().filter(|live| live.server.is_http()).map(|live| Arc::clone(&live)).collect();
+            for live in lives {
+                self.heed(&live).await;
+            }
+            recorded.0.retain(|(key, stream)| {
+                let live = self.live.get(key).map(|live| Arc::clone(&live));
+                let runs = live.as_ref().is_some_and(|live| own_calls(live).iter().any(|call| call.stream == *stream));
+                let streamless = |live: &Arc<Live>| live.stream(*stream).is_none() && !live.relays();
+                if !runs && live.as_ref().is_some_and(streamless) {
+                    // Nothing else would end what is on record of it.
+                    self.note_call(*key, *stream, Content::Ended(Ending::Silent));
+                }
+                runs
+            });
+        }
+    }
+
+    async fn heed(&self, live: &Arc<Live>) {
+        let calls = own_calls(live);
+        if calls.is_empty() {
+            return;
+        }
+        if matches!(self.store.find(live.key).await, Ok(Stored::Ended(_))) {
+            tracing::info!(session = %live.key.session_ref(), "the next worker has ended a session; its calls end");
+            self.live.remove(&live.key);
+            live.shut();
+            live.link.end(LinkEnding::KeepForResume).await;
+            return;
+        }
+        for call in calls {
+            let Ok(Some(record)) = self.journal.find(live.key, call.stream).await else { continue };
+            if record.claim != self.epoch {
+                self.let_be(live, &call, record.ending);
+            }
+        }
+    }
+
+    /// Another worker has taken the call's stream: what comes for it can't be told any more. One that has ended without
+    /// an answer was cancelled.
+    fn let_be(&self, live: &Arc<Live>, call: &InFlight, ending: Option<Ending>) {
+        tracing::debug!(session = %live.key.session_ref(), "the next worker has taken a call");
+        if ending == Some(Ending::Silent) && live.link.is_connection() {
+            // Nobody else could tell a server whose session is this worker's connection (R8).
+            let id = RoutedId { stream: call.stream, original: call.client_id.clone() };
+            let params = [br#"{"requestId":"#.as_slice(), &id.encode(), b"}"].concat();
+            let (live, message) =
+                (Arc::clone(live), Bytes::from(notification_message("notifications/cancelled", Some(&params))));
+            spawn(async move {
+                if let Err(failure) = live.link.send(message).await {
+                    tracing::debug!(session = %live.key.session_ref(), failure = %failure, "a cancellation did not arrive");
+                }
+            });
+        }
+        live.give_up(call.stream);
+    }
+
+    fn note_call(&self, session: SessionKey, stream: StreamId, content: Content) {
+        let entry = Entry { session, stream, claim: self.epoch, at: self.now(), content };
+        // Lost, the next worker does not see the call; its client gets the answer here.
+        let _ = self.journal.append(entry, None);
+    }
+}
+
+/// The calls of `live` that this worker runs itself.
+fn own_calls(live: &Live) -> Vec<InFlight> {
+    let mut calls = live.calls();
+    calls.retain(|call| !call.is_elsewhere);
+    calls
+}
+
+/// How often a leaver looks what has become of its calls.
+const LOOK_PAUSE: Duration = Duration::from_millis(250);
