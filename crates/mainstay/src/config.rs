@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mainstay_core::id::ServerName;
+use mainstay_core::wire::modern::Era;
 use mainstay_upstream::Transport;
 
 pub use diagnostic::{Diagnostic, Location};
@@ -169,6 +170,8 @@ pub struct Server {
     pub suspend_after: Option<Option<Duration>>,
     /// Whether clients get a listening GET stream (R5).
     pub listen_stream: ListenStream,
+    /// Which era of the protocol it speaks, if that is not to be found out (E5).
+    pub era: Option<Era>,
     /// Which era of the protocol its endpoint offers (E0).
     pub offer: Offer,
 }
@@ -227,6 +230,8 @@ pub enum Offer {
     Auto,
     /// Sessions only (2024-11-05 to 2025-11-25).
     Legacy,
+    /// Sessions, and stateless requests (2026-07-28).
+    Both,
 }
 
 /// A value as it was written: text with `${VAR}` and `${file:PATH}` in it, or a secret in plain text.
@@ -312,6 +317,7 @@ impl Server {
             safe_tools: Vec::new(),
             suspend_after: None,
             listen_stream: ListenStream::Auto,
+            era: None,
             offer: Offer::Auto,
         }
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use aws_lc_rs::digest;
 use http::{HeaderName, Uri};
 use mainstay_core::id::ServerName;
+use mainstay_core::wire::modern::Era;
 
 use crate::template::Template;
 
@@ -28,6 +29,8 @@ pub struct Server {
     pub safe_tools: Vec<Box<str>>,
     /// How long a child that was asked to end has until it is killed (C1).
     pub stop_grace: Duration,
+    /// The era of the protocol that it speaks, if the operator says so (E5).
+    pub era: Option<Era>,
 }
 
 /// The two ways to a server.
@@ -88,6 +91,7 @@ impl Server {
             handshake_bound: Self::HANDSHAKE_BOUND,
             safe_tools: Vec::new(),
             stop_grace: Self::STOP_GRACE,
+            era: None,
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_core::id::ServerName;
+use mainstay_core::wire::modern::Era;
 use mainstay_upstream::Transport;
 
 use super::file::{self, File, Listen, ServerTable};
@@ -250,13 +251,26 @@ fn server(name: &str, table: ServerTable, faults: &mut Faults) -> Option<(Server
     server.offer = match table.offer {
         None | Some(file::Offer::Auto) => Offer::Auto,
         Some(file::Offer::Legacy) => Offer::Legacy,
-        Some(file::Offer::Both) => {
-            let message = "offering 2026-07-28 is not in this version";
-            faults.add(&["servers", name, "offer"], message, "use \"auto\" or \"legacy\"");
-            Offer::Auto
-        }
+        Some(file::Offer::Both) => Offer::Both,
     };
+    server.era = match table.era {
+        None | Some(file::Era::Auto) => None,
+        Some(file::Era::Legacy) => Some(Era::Legacy),
+        Some(file::Era::Modern) => Some(Era::Modern),
+    };
+    eras(name, &server, faults);
     Some((parsed?, server))
+}
+
+/// What of the eras is not in this version: stateless servers over stdio, and stateless clients of servers with sessions.
+fn eras(name: &str, server: &Server, faults: &mut Faults) {
+    if server.era == Some(Era::Modern) && matches!(server.reach, Reach::Child { .. }) {
+        let message = "programs that speak 2026-07-28 over their standard streams are not in this version";
+        faults.add(&["servers", name, "era"], message, "leave it out: they are spoken to in sessions");
+    } else if server.offer == Offer::Both && server.era != Some(Era::Modern) {
+        let message = "offering 2026-07-28 in front of a server that may need sessions is not in this version";
+        faults.add(&["servers", name, "offer"], message, "use \"auto\", or say `era = \"modern\"`");
+    }
 }
 
 fn reach(name: &str, table: &ServerTable, faults: &mut Faults) -> Option<Reach> {

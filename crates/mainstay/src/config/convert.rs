@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mainstay_core::id::ServerName;
+use mainstay_core::wire::modern::Era;
 use mainstay_upstream::{TemplateError, Transport};
 
 use super::file::{self, AdminTable, AuthTable, File, LimitsTable, Listen, ServeTable, ServerTable, SessionTable};
@@ -87,6 +88,12 @@ fn table(server: &Server) -> ServerTable {
         offer: Some(match server.offer {
             Offer::Auto => file::Offer::Auto,
             Offer::Legacy => file::Offer::Legacy,
+            Offer::Both => file::Offer::Both,
+        }),
+        era: Some(match server.era {
+            None => file::Era::Auto,
+            Some(Era::Legacy) => file::Era::Legacy,
+            Some(Era::Modern) => file::Era::Modern,
         }),
         ..ServerTable::default()
     };
@@ -153,6 +160,7 @@ fn upstream(name: &ServerName, server: &Server) -> Result<mainstay_upstream::Ser
     };
     Ok(mainstay_upstream::Server {
         patience: server.patience,
+        era: server.era,
         safe_tools: server.safe_tools.iter().map(|tool| tool.as_str().into()).collect(),
         ..mainstay_upstream::Server::new(name.clone(), reach)
     })

@@ -182,7 +182,10 @@ pub(super) struct ServerTable {
     /// Whether clients get a listening GET stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen_stream: Option<ListenStream>,
-    /// Which era of the protocol its endpoint offers.
+    /// Which era of the protocol it speaks: "modern" is 2026-07-28, stateless; "legacy" is whatever has sessions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub era: Option<Era>,
+    /// Which era of the protocol its endpoint offers: "auto" that of its server, and sessions in any case.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offer: Option<Offer>,
 }
@@ -240,8 +243,15 @@ pub(super) enum ListenStream {
 pub(super) enum Offer {
     Auto,
     Legacy,
-    #[schemars(skip)]
     Both,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Era {
+    Auto,
+    Legacy,
+    Modern,
 }
 
 /// An address to listen on: `ADDRESS:PORT` or `localhost:PORT`.

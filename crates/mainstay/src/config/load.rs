@@ -214,9 +214,10 @@ mod tests {
     use std::time::Duration;
 
     use mainstay_core::id::ServerName;
+    use mainstay_core::wire::modern::Era;
 
     use super::*;
-    use crate::config::{Reach, StoreKind, TerminalStatus};
+    use crate::config::{Offer, Reach, StoreKind, TerminalStatus};
 
     fn around(var: &dyn Fn(&str) -> Option<String>) -> Surroundings<'_> {
         Surroundings { var, names: &[], root: false, working_dir: PathBuf::from("/srv dir") }
@@ -290,6 +291,22 @@ mod tests {
         assert!(message.contains("no `transport`") && hint.contains("`url`"), "{message} {hint}");
         let auto = from_text("m.toml", "[servers.a]\nurl = \"http://h/\"\n").unwrap().config;
         assert!(auto.to_toml().contains("transport = \"auto\""));
+    }
+
+    #[test]
+    fn e5_the_era_of_a_server_can_be_said() {
+        let era = |said: &str| {
+            let text = format!("[servers.a]\nurl = \"http://h/\"\n{said}");
+            let config = from_text("m.toml", &text).unwrap().config;
+            assert_eq!(Config::from_snapshot(&config.to_snapshot()).unwrap(), config);
+            let server = &config.servers[&ServerName::parse("a").unwrap()];
+            assert_eq!(config.upstream_servers().unwrap()[0].era, server.era);
+            (server.era, server.offer)
+        };
+        assert_eq!(era(""), (None, Offer::Auto));
+        assert_eq!(era("era = \"legacy\"\n"), (Some(Era::Legacy), Offer::Auto));
+        assert_eq!(era("era = \"modern\"\noffer = \"both\"\n"), (Some(Era::Modern), Offer::Both));
+        assert_eq!(era("era = \"modern\"\noffer = \"legacy\"\n"), (Some(Era::Modern), Offer::Legacy));
     }
 
     #[test]
@@ -372,6 +389,8 @@ mod tests {
             ("[servers.a]\nurl = \"http://h/\"\nheaders = { X = \"…\" }\n", 3, 17, "masked", "${NAME}"),
             ("[servers.a]\ncommand = \"x\"\nurl = \"http://x/\"\n", 3, 7, "both `command` and `url`", ""),
             ("[servers.a]\ncommand = \"x\"\nsharing = \"all\"\n", 3, 11, "not in this version", "session"),
+            ("[servers.a]\ncommand = \"x\"\nera = \"modern\"\n", 3, 7, "not in this version", "leave it out"),
+            ("[servers.a]\nurl = \"http://h/\"\noffer = \"both\"\n", 3, 9, "not in this version", "auto"),
             ("[servers.a]\nurl = \"http://u:p@h/\"\n", 2, 7, "credentials", "headers"),
             ("[servers.a]\nurl = \"x\"\n", 2, 7, "no http or https URL", ""),
             ("[servers.a]\nurl = \"http://x/\"\nargs = [\"a\"]\n", 3, 8, "for programs", ""),
