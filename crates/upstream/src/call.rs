@@ -5,6 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use mainstay_core::wire::method::Method;
 
+use crate::bridge::BridgeStream;
 use crate::child::ChildStream;
 use crate::failure::Failure;
 use crate::http::HttpStream;
@@ -86,6 +87,7 @@ pub struct AnswerStream(pub(crate) Way);
 pub(crate) enum Way {
     Http(Box<HttpStream>),
     Child(Box<ChildStream>),
+    Bridge(Box<BridgeStream>),
 }
 
 impl AnswerStream {
@@ -99,6 +101,7 @@ impl AnswerStream {
         match &mut self.0 {
             Way::Http(stream) => stream.next().await,
             Way::Child(stream) => stream.next().await,
+            Way::Bridge(stream) => stream.next().await,
         }
     }
 
@@ -107,6 +110,7 @@ impl AnswerStream {
         match &self.0 {
             Way::Http(stream) => stream.last_event_id().map(Position::EventId),
             Way::Child(stream) => stream.frame().map(Position::Frame),
+            Way::Bridge(_) => None,
         }
     }
 }

@@ -32,10 +32,10 @@ pub(crate) use answer::HttpStream;
 pub(crate) use legacy::Detected;
 pub(crate) use listen::Ears;
 pub(crate) use post::{PROTOCOL_VERSION, SESSION_ID};
+pub(crate) use reply::{Content, Events, EventsEnd, Reply, Unread, message_of};
 
 use legacy::{Connection, Feed, Waiting};
 use post::Fault;
-use reply::Events;
 
 mod answer;
 mod legacy;
@@ -55,6 +55,8 @@ pub(crate) struct Http {
     /// Told when the upstream session is another one, or the link has ended.
     renewed: Notify,
     ears: Mutex<Ears>,
+    /// Whether the server answered the last `initialize` with a refusal.
+    refused: AtomicBool,
 }
 
 struct State {
@@ -140,6 +142,16 @@ pub(crate) struct Tries {
 }
 
 impl Tries {
+    /// Whether the one repetition of a safe request is still free; it is spent.
+    pub(crate) fn spend_repetition(&mut self) -> bool {
+        !std::mem::replace(&mut self.repeated, true)
+    }
+
+    /// Whether the one look at other credentials is still free; it is spent.
+    pub(crate) fn spend_refresh(&mut self) -> bool {
+        !std::mem::replace(&mut self.refreshed, true)
+    }
+
     /// Waits a moment before a server that is down is tried again. False if patience is over.
     pub(crate) async fn wait(&mut self, patience: Duration) -> bool {
         let now = Instant::now();
@@ -209,6 +221,7 @@ impl Http {
             flight: Flight::default(),
             renewed: Notify::new(),
             ears: Mutex::default(),
+            refused: AtomicBool::new(false),
         })
     }
 
@@ -439,6 +452,16 @@ impl Http {
 
     fn offer_record(&self) {
         kept::offer(&self.upstreams, &self.notices, self.record());
+    }
+
+    /// What the session's client said, and has set since.
+    pub(crate) fn handshake(&self) -> Handshake {
+        lock(&self.state).kept.handshake.clone()
+    }
+
+    /// Whether the server answered the last `initialize` with a refusal, as one of the modern era does.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.refused.load(Ordering::Acquire)
     }
 
     fn server(&self) -> &Server {

@@ -17,6 +17,7 @@ use crate::notice::{Notice, Notices};
 use crate::server::{Reach, Server};
 use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
+use crate::wire::text_member;
 
 /// The client's handshake, the server's answer, and what has happened to the instance since.
 pub(crate) struct Kept {
@@ -56,7 +57,9 @@ impl Kept {
             kept.handshake.log_level = record.log_level.clone().or(kept.handshake.log_level);
             kept.handshake.subscriptions.extend(record.subscriptions.iter().cloned());
             let result = upstreams.share(&record.initialize_result);
-            kept.opened = Some(Opened { result, version: record.version.clone() });
+            // That of a modern server is not what the client was told.
+            let version = text_member(&result, "protocolVersion").map_or(record.version.clone(), Into::into);
+            kept.opened = Some(Opened { result, version });
         }
         kept
     }

@@ -10,6 +10,7 @@ pub use child::{
     ALLOWED_VARIABLES, ChildCounts, ChildEnd, ChildSeen, Label, LastFailure, OnDisk, Supervised, dismiss, parse_label,
 };
 pub use contact::Contact;
+pub use era::PROBE_BOUND;
 pub use failure::{ExitStatus, Failure, Outcome};
 pub use handshake::{Handshake, Opened};
 pub use link::{Ending, Link, Listening};
@@ -19,11 +20,14 @@ pub use settle::{SETTLE_BOUND, Settled, settle};
 pub use template::{Environment, Secret, Template, TemplateError};
 pub use upstreams::{Counts, Parts, Upstreams};
 
+mod bridge;
 mod call;
 mod catalogue;
 mod child;
 mod contact;
 mod dialect;
+mod dual;
+mod era;
 mod failure;
 mod flight;
 mod handshake;

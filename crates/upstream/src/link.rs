@@ -13,9 +13,9 @@ use tokio::sync::mpsc;
 
 use crate::call::{Answer, AnswerStream, Call};
 use crate::child::Child;
+use crate::dual::Dual;
 use crate::failure::Failure;
 use crate::handshake::{Handshake, Opened};
-use crate::http::Http;
 use crate::kept::Setting;
 use crate::notice::Notice;
 use crate::server::{Reach, Server};
@@ -28,7 +28,7 @@ use crate::upstreams::Upstreams;
 pub struct Link(Way);
 
 enum Way {
-    Http(Arc<Http>),
+    Http(Arc<Dual>),
     Child(Arc<Child>),
 }
 
@@ -61,7 +61,7 @@ impl Link {
         notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Arc<Self> {
         Arc::new(Self(match &server.reach {
-            Reach::Http { .. } => Way::Http(Http::new(upstreams, server, handshake, past, notices)),
+            Reach::Http { .. } => Way::Http(Dual::new(upstreams, server, handshake, past, notices)),
             Reach::Child { .. } => Way::Child(Child::new(upstreams, server, handshake, past, notices)),
         }))
     }
@@ -79,7 +79,7 @@ impl Link {
     /// definitive. No upstream session is left behind, and a child that was started is ended with all its tree.
     pub async fn reach(&self) -> Result<Opened, Failure> {
         match &self.0 {
-            Way::Http(http) => http.noted(http.reach().await),
+            Way::Http(http) => http.reach().await,
             Way::Child(child) => child.reach().await,
         }
     }
@@ -121,7 +121,7 @@ impl Link {
     /// See [`Failure`]; its [`outcome`](Failure::outcome) says what is known of the execution.
     pub async fn call(&self, call: Call) -> Result<Answer, Failure> {
         match &self.0 {
-            Way::Http(http) => http.noted(http.call(call).await),
+            Way::Http(http) => http.call(call).await,
             Way::Child(child) => child.call(call).await,
         }
     }

@@ -18,12 +18,14 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use mainstay_core::id::ServerName;
 use mainstay_core::time::Timestamp;
 use mainstay_keeper::client::Custody;
-use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
 
+use crate::bridge::Annotated;
 use crate::catalogue::Pages;
 use crate::child::{Mask, Stamp, Supervised, Supervision};
 use crate::contact::{Contact, Contacts};
+use crate::era::Eras;
 use crate::failure::Failure;
 use crate::http::Detected;
 use crate::server::{Reach, Server};
@@ -251,6 +253,10 @@ pub(crate) struct Destination {
     pub(crate) contacts: Contacts,
     /// Whether it was found to speak HTTP+SSE.
     pub(crate) detected: Detected,
+    /// Which eras it was found to speak.
+    pub(crate) eras: Eras,
+    /// Which arguments of its tools stand in headers, too.
+    pub(crate) annotated: Annotated,
     resolved: ArcSwapOption<Resolved>,
 }
 
@@ -269,8 +275,22 @@ impl Destination {
             supervision: Supervision::new(parts),
             contacts: Contacts::default(),
             detected: Detected::default(),
+            eras: Eras::default(),
+            annotated: Annotated::default(),
             resolved: ArcSwapOption::empty(),
         }
+    }
+
+    /// A place among the calls in flight to its host. Waits for one as long as its patience lasts.
+    pub(crate) async fn place(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        if let Ok(place) = Arc::clone(&self.calls).try_acquire_owned() {
+            return Ok(place);
+        }
+        let waited = timeout(self.server.patience, Arc::clone(&self.calls).acquire_owned()).await;
+        waited.ok().and_then(Result::ok).ok_or_else(|| Failure::Unreachable {
+            server: self.server.name.clone(),
+            cause: "too many calls to its host are in flight".into(),
+        })
     }
 
     /// The headers of a POST. Resolved at most [`RESOLVED_FOR`] ago.

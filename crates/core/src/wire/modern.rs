@@ -248,6 +248,34 @@ impl fmt::Display for Era {
     }
 }
 
+/// What is known of the eras that a server speaks; it may be both (E5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spoken {
+    /// Whether it opens sessions by `initialize`.
+    pub legacy: Option<bool>,
+    /// Whether it answers requests that say for themselves what they are.
+    pub modern: Option<bool>,
+}
+
+impl Spoken {
+    /// Of a server that speaks this era, and not the other.
+    pub const fn only(era: Era) -> Self {
+        match era {
+            Era::Legacy => Self { legacy: Some(true), modern: Some(false) },
+            Era::Modern => Self { legacy: Some(false), modern: Some(true) },
+        }
+    }
+
+    /// The newest era that it is known to speak; `None` if nothing is known.
+    pub const fn era(self) -> Option<Era> {
+        match self {
+            Self { modern: Some(true), .. } => Some(Era::Modern),
+            Self { legacy: Some(true), .. } | Self { modern: Some(false), .. } => Some(Era::Legacy),
+            Self { legacy: Some(false) | None, modern: None } => None,
+        }
+    }
+}
+
 const META: &str = "_meta";
 const PROGRESS_TOKEN: &str = "progressToken";
 
@@ -350,5 +378,13 @@ mod tests {
             assert_eq!(Era::parse(era.as_str()), Some(era));
         }
         assert_eq!(Era::parse("auto"), None);
+        for era in [Era::Legacy, Era::Modern] {
+            assert_eq!(Spoken::only(era).era(), Some(era));
+        }
+        let known = |legacy, modern| Spoken { legacy, modern }.era();
+        assert_eq!(known(Some(true), Some(true)), Some(Era::Modern));
+        assert_eq!(known(None, Some(false)), Some(Era::Legacy));
+        assert_eq!(known(Some(true), None), Some(Era::Legacy));
+        assert_eq!((known(None, None), known(Some(false), None)), (None, None));
     }
 }

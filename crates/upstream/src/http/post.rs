@@ -8,7 +8,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use http_body_util::Full;
 use mainstay_core::wire::envelope::{self, Kind};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout;
 
 use super::legacy::Feed;
 use super::own::Probe;
@@ -191,12 +190,7 @@ impl Http {
     }
 
     async fn permit(&self) -> Result<OwnedSemaphorePermit, Fault> {
-        if let Ok(permit) = Arc::clone(&self.destination.calls).try_acquire_owned() {
-            return Ok(permit);
-        }
-        let waited = timeout(self.server().patience, Arc::clone(&self.destination.calls).acquire_owned()).await;
-        let busy = || Fault::Failed(self.unreachable("too many calls to its host are in flight".into()));
-        waited.ok().and_then(Result::ok).ok_or_else(busy)
+        self.destination.place().await.map_err(Fault::Failed)
     }
 }
 

@@ -130,7 +130,11 @@ impl Http {
         let mut tries = Tries::default();
         loop {
             match self.shake_hands(params).await {
-                Ok(made) => return Ok(made),
+                Ok(made) => {
+                    self.refused.store(false, Ordering::Release);
+                    self.destination.eras.note_legacy(true);
+                    return Ok(made);
+                }
                 Err(Unanswered::Away(cause)) => {
                     if !tries.wait(self.server().patience).await {
                         return Err(self.unreachable(cause));
@@ -142,7 +146,10 @@ impl Http {
                     }
                     tries.refreshed = true;
                 }
-                Err(Unanswered::Failed(failure) | Unanswered::Refused { failure, .. }) => return Err(failure),
+                Err(Unanswered::Failed(failure) | Unanswered::Refused { failure, .. }) => {
+                    self.refused.store(true, Ordering::Release);
+                    return Err(failure);
+                }
                 Err(Unanswered::SessionLost) => {
                     return Err(self.protocol("it lost a session that it was not asked for"));
                 }

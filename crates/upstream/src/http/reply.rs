@@ -21,11 +21,11 @@ use crate::upstreams::describe;
 pub(crate) struct Reply {
     pub(crate) response: Response<Incoming>,
     /// Held until the body is read: it is a place among the calls to that host.
-    pub(super) permit: Option<OwnedSemaphorePermit>,
+    pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
 
 /// Why a body could not be read.
-pub(super) enum Unread {
+pub(crate) enum Unread {
     Broken(Box<str>),
     Oversize,
 }
@@ -39,11 +39,21 @@ pub(crate) enum Content {
 }
 
 impl Reply {
-    pub(super) fn status(&self) -> StatusCode {
+    /// That of `response`. It holds `permit`, its place among the calls, until it is read.
+    pub(crate) fn new(response: Response<Incoming>, permit: Option<OwnedSemaphorePermit>) -> Self {
+        Self { response, permit }
+    }
+
+    /// Gives up its place among the calls: it is no call, and may last for days.
+    pub(crate) fn without_place(self) -> Self {
+        Self { permit: None, ..self }
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
         self.response.status()
     }
 
-    pub(super) fn content(&self) -> Content {
+    pub(crate) fn content(&self) -> Content {
         content_type(self.response.headers())
     }
 
@@ -62,7 +72,7 @@ impl Reply {
     }
 
     /// The whole body, if it is not above `bytes_max`.
-    pub(super) async fn collect(self, bytes_max: usize) -> Result<Bytes, Unread> {
+    pub(crate) async fn collect(self, bytes_max: usize) -> Result<Bytes, Unread> {
         let mut body = self.response.into_body();
         let Some(first) = next_data(&mut body).await.map_err(Unread::Broken)? else { return Ok(Bytes::new()) };
         if first.len() > bytes_max || body.size_hint().lower() > bytes_max as u64 {
@@ -84,7 +94,7 @@ impl Reply {
     }
 
     /// The beginning of the body of a refusal; what can't be read in time does not matter.
-    pub(super) async fn read_refusal(self) -> (u16, bool, Bytes) {
+    pub(crate) async fn read_refusal(self) -> (u16, bool, Bytes) {
         let status = self.status().as_u16();
         let challenge = self.response.headers().contains_key(WWW_AUTHENTICATE);
         let collected = timeout(REFUSAL_BOUND, self.collect(REFUSAL_BYTES_MAX)).await;
@@ -110,7 +120,7 @@ pub(crate) enum EventsEnd {
 
 impl Events {
     /// Allows messages of another size from here on.
-    pub(super) fn widen(&mut self, event_bytes_max: usize) {
+    pub(crate) fn widen(&mut self, event_bytes_max: usize) {
         self.decoder.rebound(event_bytes_max + EVENT_FIELDS_BYTES);
     }
 
@@ -137,7 +147,7 @@ impl Events {
 }
 
 /// Why a GET gave no event stream.
-pub(super) enum NoStream {
+pub(crate) enum NoStream {
     /// 405, or whatever else says that there is none.
     Never(u16),
     /// Perhaps there is none, perhaps the server does not know the session: many servers say 404 to both.
@@ -148,7 +158,7 @@ pub(super) enum NoStream {
 
 impl Reply {
     /// The events, if that is what it is; else why not.
-    pub(super) async fn into_stream(self, event_bytes_max: usize, sent_id: bool) -> Result<Box<Events>, NoStream> {
+    pub(crate) async fn into_stream(self, event_bytes_max: usize, sent_id: bool) -> Result<Box<Events>, NoStream> {
         if self.status() == StatusCode::OK && self.content() == Content::Events {
             return Ok(self.events(event_bytes_max));
         }
@@ -164,7 +174,7 @@ impl Reply {
 }
 
 /// The JSON-RPC message of an event, if it has one.
-pub(super) fn message_of(event: Event) -> Option<Bytes> {
+pub(crate) fn message_of(event: Event) -> Option<Bytes> {
     let named = event.name.as_deref().is_none_or(|name| name == "message");
     event.data.filter(|data| named && !data.is_empty())
 }

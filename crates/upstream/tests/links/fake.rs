@@ -213,7 +213,7 @@ impl State {
 
 /// A listener on a port below the range from which the system takes ports for outgoing connections: nobody is given it
 /// while it is closed.
-async fn lasting_listener() -> TcpListener {
+pub(crate) async fn lasting_listener() -> TcpListener {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let width = PORTS.end - PORTS.start;
     let spread = u16::try_from(std::process::id() % u32::from(width)).unwrap();
@@ -282,7 +282,7 @@ async fn accept(
 }
 
 /// A body that is sent as it comes; an error cuts the connection.
-struct Chunks(mpsc::Receiver<Result<Bytes, std::io::Error>>);
+pub(crate) struct Chunks(pub(crate) mpsc::Receiver<Result<Bytes, std::io::Error>>);
 
 impl hyper::body::Body for Chunks {
     type Data = Bytes;
@@ -296,7 +296,7 @@ impl hyper::body::Body for Chunks {
     }
 }
 
-fn plain(status: u16, content_type: &str, body: impl Into<Bytes>) -> Response<Chunks> {
+pub(crate) fn plain(status: u16, content_type: &str, body: impl Into<Bytes>) -> Response<Chunks> {
     let (sender, receiver) = mpsc::channel(1);
     sender.try_send(Ok(body.into())).unwrap();
     let response = Response::builder().status(status).header("content-type", content_type);

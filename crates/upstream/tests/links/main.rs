@@ -12,10 +12,12 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test picks what it looks for")]
 #![expect(clippy::disallowed_methods, reason = "tests are their own home of tasks, time and variables")]
 
+mod bridging;
 mod children;
 mod dialects;
 mod fake;
 mod listening;
+mod modern;
 mod once;
 mod play;
 mod sessions;

@@ -1,0 +1,158 @@
+//! One exchange with a modern server: a dressed request out, and what comes back.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
+use http_body_util::Full;
+use mainstay_core::wire::envelope::{self, Envelope};
+use mainstay_core::wire::modern::edit::{self, Change};
+use mainstay_core::wire::modern::{self, header};
+
+use crate::failure::Failure;
+use crate::http::{Content, EventsEnd, Reply, Unread, message_of};
+use crate::upstreams::{Destination, SendError, Upstreams, unusable};
+use crate::wire::{self, Sort};
+
+/// A request as the modern era wants it: all that it says for itself in `_meta`, and the headers that repeat it.
+#[derive(Clone)]
+pub(crate) struct Dressed {
+    pub(crate) message: Bytes,
+    pub(super) headers: HeaderMap,
+}
+
+impl Dressed {
+    /// A request of the gateway's own, in no client's name.
+    pub(crate) fn own(id: &[u8], method: &str, params: Option<&[u8]>) -> Self {
+        let message = envelope::request_message(id, method, params);
+        Self::of(message.into(), &Speaker::gateway(), None)
+    }
+
+    /// `message`, as `speaker` says it.
+    pub(super) fn of(message: Bytes, speaker: &Speaker<'_>, level: Option<&str>) -> Self {
+        let Ok(scanned) = envelope::scan(&message) else { return Self { message, headers: HeaderMap::new() } };
+        let version = envelope::escape(modern::VERSION);
+        let level = level.map(envelope::escape);
+        let info = speaker.info.map_or(Change::Remove, Change::Set);
+        let changes = [
+            (modern::PROTOCOL_VERSION, Change::Set(&version)),
+            (modern::CLIENT_CAPABILITIES, Change::Set(speaker.capabilities)),
+            (modern::CLIENT_INFO, info),
+            (modern::LOG_LEVEL, level.as_deref().map_or(Change::Remove, Change::Set)),
+        ];
+        let edits = edit::request_meta(&message, &scanned, &changes);
+        let headers = headers(&message, &scanned);
+        Self { message: edit::apply(&message, edits).into(), headers }
+    }
+}
+
+/// Who speaks: raw JSON.
+pub(super) struct Speaker<'a> {
+    pub(super) capabilities: &'a [u8],
+    pub(super) info: Option<&'a [u8]>,
+}
+
+impl Speaker<'static> {
+    const fn gateway() -> Self {
+        Self { capabilities: b"{}", info: Some(GATEWAY) }
+    }
+}
+
+/// The standard headers of a request.
+fn headers(message: &[u8], scanned: &Envelope) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(HEADERS_EXPECTED);
+    headers.insert(PROTOCOL_VERSION, HeaderValue::from_static(modern::VERSION));
+    if let Some(method) = scanned.method_name(message)
+        && let Ok(value) = HeaderValue::from_str(&method)
+    {
+        headers.insert(METHOD, value);
+    }
+    // A name that stands there twice has none that all readers agree on; the server refuses such a request.
+    if let Ok(Some(name)) = header::name_of(message, scanned)
+        && let Ok(value) = HeaderValue::from_str(&header::encode(&name))
+    {
+        headers.insert(NAME, value);
+    }
+    headers
+}
+
+/// Why there is no response.
+pub(crate) enum Fault {
+    /// Not a byte went out.
+    NeverSent(Box<str>),
+    /// The connection ended after the request may have gone out.
+    Lost(Box<str>),
+    Failed(Failure),
+}
+
+/// A whole response.
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(super) challenge: bool,
+    pub(crate) body: Bytes,
+}
+
+/// POSTs `dressed` with the headers that are configured.
+pub(super) async fn post(upstreams: &Upstreams, destination: &Destination, dressed: &Dressed) -> Result<Reply, Fault> {
+    let server = &*destination.server;
+    let url = server.url().ok_or_else(|| Fault::Failed(unusable(server, &"it has no url")))?;
+    let place = destination.place().await.map_err(Fault::Failed)?;
+    let mut headers = destination.headers(&*upstreams.parts.environment).map_err(Fault::Failed)?;
+    for (name, value) in &dressed.headers {
+        headers.insert(name, value.clone());
+    }
+    let mut request = Request::new(Full::new(dressed.message.clone()));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = url.clone();
+    *request.headers_mut() = headers;
+    match upstreams.send(request).await {
+        Ok(response) => Ok(Reply::new(response, Some(place))),
+        Err(SendError::NeverSent(cause)) => Err(Fault::NeverSent(cause)),
+        Err(SendError::Lost(cause)) => Err(Fault::Lost(cause)),
+    }
+}
+
+/// POSTs a request of the gateway's own and reads its whole response. What comes before that on a stream is passed over.
+pub(crate) async fn exchange(
+    upstreams: &Upstreams,
+    destination: &Arc<Destination>,
+    dressed: &Dressed,
+) -> Result<Response, Fault> {
+    let reply = post(upstreams, destination, dressed).await?;
+    let status = reply.status().as_u16();
+    if !reply.status().is_success() {
+        let (status, challenge, body) = reply.read_refusal().await;
+        return Ok(Response { status, challenge, body });
+    }
+    let bytes_max = destination.server.message_bytes_max;
+    let oversize = || Fault::Failed(Failure::Oversize { server: destination.server.name.clone(), bytes_max });
+    match reply.content() {
+        Content::Json | Content::Other => match reply.collect(bytes_max).await {
+            Ok(body) => Ok(Response { status, challenge: false, body }),
+            Err(Unread::Oversize) => Err(oversize()),
+            Err(Unread::Broken(cause)) => Err(Fault::Lost(cause)),
+        },
+        Content::Events => {
+            let mut events = reply.events(bytes_max);
+            loop {
+                let event = events.next().await.map_err(|end| match end {
+                    EventsEnd::Broken(cause) => Fault::Lost(cause),
+                    EventsEnd::Oversize => oversize(),
+                })?;
+                let Some(body) = message_of(event) else { continue };
+                if let Ok(scanned) = envelope::scan(&body)
+                    && let Sort::Response = wire::sort(&scanned, &body)
+                {
+                    events.finish();
+                    return Ok(Response { status, challenge: false, body });
+                }
+            }
+        }
+    }
+}
+
+const PROTOCOL_VERSION: HeaderName = HeaderName::from_static(header::PROTOCOL_VERSION);
+const METHOD: HeaderName = HeaderName::from_static(header::METHOD);
+const NAME: HeaderName = HeaderName::from_static(header::NAME);
+const GATEWAY: &[u8] = concat!(r#"{"name":"mainstay","version":""#, env!("CARGO_PKG_VERSION"), r#""}"#).as_bytes();
+const HEADERS_EXPECTED: usize = 8;
