@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::handshake::Opened;
 
@@ -24,6 +24,8 @@ pub enum Notice {
         reason: Box<str>,
         /// Whether its lists are still what the client was told.
         lists: ListsChanged,
+        /// To be dropped once that is noted: no answer of the new session or process comes before.
+        noted: oneshot::Sender<()>,
     },
     /// The link is open for the first time. Of interest to a session whose `initialize` was answered for the server (U8).
     Opened(Opened),
@@ -70,11 +72,20 @@ impl Notices {
         }
     }
 
+    /// Hands over that the server's session or process was made again, and waits up to a bound until that is noted: the
+    /// first answer that comes after it says so (U6).
+    pub(crate) async fn tell_remade(&self, reason: Box<str>, lists: ListsChanged) {
+        let (noted, is_noted) = oneshot::channel();
+        if self.tell(Notice::Remade { reason, lists, noted }).await {
+            let _ = tokio::time::timeout(NOTICE_WAIT_MAX, is_noted).await;
+        }
+    }
+
     /// Hands over what may be lost. False if there was no room.
     pub(crate) fn offer(&self, notice: Notice) -> bool {
         self.sender.try_send((self.key, notice)).is_ok()
     }
 }
 
-/// How long a notice may wait for room.
+/// How long a notice may wait for room, and then until it is noted.
 const NOTICE_WAIT_MAX: Duration = Duration::from_secs(2);

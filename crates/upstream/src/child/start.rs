@@ -267,7 +267,7 @@ impl Child {
         Upstreams::count(&self.upstreams.counters.remade);
         let key = lock(&self.state).kept.handshake.key;
         tracing::info!(server = %self.server().name, session = ?key, reason, "child made again");
-        self.notices.tell(Notice::Remade { reason: reason.into(), lists }).await;
+        self.notices.tell_remade(reason.into(), lists).await;
     }
 
     async fn tell_record(&self) {

@@ -18,7 +18,7 @@ use mainstay_upstream::{
     Upstreams,
 };
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// How long anything may take that is expected to happen.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
@@ -68,7 +68,9 @@ impl Bench {
             entropy: Arc::new(entropy),
             epoch,
         };
-        let (sender, notices) = mpsc::channel(256);
+        let (sender, told) = mpsc::channel(256);
+        let (forwarded, notices) = mpsc::channel(256);
+        tokio::spawn(note(told, forwarded));
         Self { upstreams: Arc::new(Upstreams::new(parts)), variables, sender, notices }
     }
 
@@ -122,7 +124,7 @@ impl Bench {
     /// Why the server was made again, and whether its lists changed.
     pub(crate) async fn remade(&mut self) -> (Box<str>, mainstay_upstream::ListsChanged) {
         let remade = self.notice(|notice| match notice {
-            Notice::Remade { reason, lists } => Some((reason, lists)),
+            Notice::Remade { reason, lists, .. } => Some((reason, lists)),
             _ => None,
         });
         remade.await
@@ -131,6 +133,22 @@ impl Bench {
     /// The notices that are there by now.
     pub(crate) fn waiting(&mut self) -> Vec<Notice> {
         std::iter::from_fn(|| self.notices.try_recv().ok().map(|(_, notice)| notice)).collect()
+    }
+}
+
+/// Takes note of each notice at once, as a worker does, and keeps it for the test.
+async fn note(mut told: mpsc::Receiver<(SessionKey, Notice)>, forwarded: mpsc::Sender<(SessionKey, Notice)>) {
+    while let Some((key, notice)) = told.recv().await {
+        let (notice, noted) = match notice {
+            Notice::Remade { reason, lists, noted } => {
+                (Notice::Remade { reason, lists, noted: oneshot::channel().0 }, Some(noted))
+            }
+            other => (other, None),
+        };
+        if forwarded.send((key, notice)).await.is_err() {
+            return;
+        }
+        drop(noted);
     }
 }
 
