@@ -105,6 +105,36 @@ async fn r4_progress_goes_on_where_it_was_when_the_worker_dies_in_the_middle() -
 }
 
 #[tokio::test]
+async fn o1_o3_a_call_that_is_taken_up_is_shown_by_its_name_and_the_resumption_is_counted() -> Result<()> {
+    let mut stand = stand().await?;
+    let client = stand.open("s").await?;
+    let mut exchange = client.post(&prog(&client, 40, 200)).await?;
+    exchange.next_event(BOUND).await?.context("primed")?;
+    let seen = exchange.next_event(BOUND).await?.context("progress")?.id.context("an id")?;
+    stand.gateway.kill_worker().await?;
+    let mut again = client.get_stream(Some(&seen)).await?;
+    again.next_event(BOUND).await?.context("primed")?;
+    let (_, list) = stand.gateway.admin_get("/api/v1/sessions").await?;
+    let call = &list["sessions"][0]["calls_in_flight"][0];
+    assert_eq!((&call["method"], &call["name"]), (&json!("tools/call"), &json!("prog")), "{list}");
+    let outcome = again.finish(BOUND).await?;
+    assert!(outcome.result().is_ok(), "{outcome:?}");
+    let http = reqwest::Client::builder().no_proxy().build()?;
+    let asked = http.get(stand.gateway.admin_url("/metrics")?).bearer_auth(stand.gateway.admin_token()?).send();
+    let metrics = asked.await?.text().await?;
+    let value = |name: &str| -> Option<f64> {
+        metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    };
+    assert_eq!(value("mainstay_stream_resumes_total{result=\"journal\"}"), Some(1.0), "{metrics}");
+    let many = ["events_total", "message_bytes_total", "batches_total", "append_seconds_count", "file_bytes"];
+    for name in many.map(|name| format!("mainstay_journal_{name}")) {
+        assert!(value(&name).is_some_and(|value| value > 0.0), "{name}: {metrics}");
+    }
+    assert!(stand.gateway.status().await?["journal"]["file_bytes"].as_u64() > Some(0));
+    Ok(())
+}
+
+#[tokio::test]
 async fn r4_a_server_that_gives_event_ids_is_asked_for_the_rest_and_runs_the_call_once() -> Result<()> {
     for everything in [false, true] {
         let mut stand = stand().await?;

@@ -29,6 +29,7 @@ mod writer;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_core::call::StreamId;
@@ -36,13 +37,14 @@ use mainstay_core::id::{Epoch, SessionKey};
 use mainstay_core::time::Timestamp;
 
 pub use self::call::{Call, Ending, StreamRecord};
-pub use self::counters::Counters;
 use self::counters::Meters;
+pub use self::counters::{APPEND_SECONDS, Counters};
 use self::database::{Database, Ring};
 use self::entry::Handed;
 pub use self::entry::{Accepted, Content, Entry, Lost, Witness};
 pub use self::event::{Event, Source, Weight};
 pub use self::failure::{Failure, OpenError};
+pub use self::place::FILE_BYTES_MAX;
 pub use self::question::{Answer, Answered, Asked, Question, Unforwarded};
 use self::queue::Queue;
 use self::trim::Phase;
@@ -102,6 +104,17 @@ impl Journal {
         Ok(Self { shared: Arc::new(Shared { backend, ring, meters }) })
     }
 
+    /// Looks whether this program could go on with the journal at `path` just as it is: another worker, of the program
+    /// that runs now, may be needed again. One that is not there will be made. Changes nothing, and blocks the calling
+    /// thread.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::OtherSchema`], or that it can't be looked at.
+    pub fn rehearse(path: &Path) -> Result<(), OpenError> {
+        place::rehearse(path)
+    }
+
     /// Keeps `entry`, as soon as the writer comes to it: entries of all streams that wait share a transaction. Entries
     /// of one stream are kept in the order in which they were handed over. Never waits. Once the outcome of an event is
     /// known, `witness` hears of it.
@@ -110,7 +123,7 @@ impl Journal {
     ///
     /// [`Lost`] if it is clear at once that the entry is not kept; the witness is not called then.
     pub fn append(&self, entry: Entry, witness: Option<Arc<dyn Witness>>) -> Result<Accepted, Lost> {
-        let handed = Handed { entry, witness };
+        let handed = Handed::new(entry, witness);
         if let Some(event) = handed.entry.content.event()
             && event.message.len() > MESSAGE_BYTES_MAX
         {
@@ -141,6 +154,7 @@ impl Journal {
         after: u64,
         limit: usize,
     ) -> Result<Vec<Event>, Failure> {
+        counters::add(&self.shared.meters.replays, 1);
         self.read(move |database| database.replay(session, stream, after, limit)).await
     }
 

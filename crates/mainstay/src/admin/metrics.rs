@@ -62,6 +62,8 @@ async fn scrape(engine: &Engine) -> Scrape {
         children: children(engine),
         streams_open: streams,
         calls_in_flight: calls,
+        streams_held: engine.live.iter().map(|live| count(live.streams_held())).sum(),
+        journal: engine.journal.counters(),
     }
 }
 

@@ -7,6 +7,7 @@ use anyhow::{Context as _, anyhow};
 use clap::Args;
 use mainstay_keeper::RENEWAL_FORMAT;
 use mainstay_store::Store;
+use mainstay_store::journal::Journal;
 use mainstay_store::keys::Keyring;
 
 use super::failure::Failure;
@@ -49,7 +50,7 @@ pub(super) fn run(mut args: RehearseArgs, out: &Output) -> Result<(), Failure> {
     tokens::check(&config)?;
     unmoved(&in_force, &config)?;
     read_token(&config)?;
-    ledger_fits(&config)?;
+    stores_fit(&config)?;
     io::stdout().write_all(&config.to_snapshot()).context("say what the settings are")?;
     Ok(())
 }
@@ -70,14 +71,17 @@ fn unmoved(in_force: &Config, next: &Config) -> Result<(), Failure> {
     Err(Failure::usage(cause).hint(STOP_AND_START))
 }
 
-/// The ledger must be of the very schema that this program writes: a worker of the other program may be needed again.
-fn ledger_fits(config: &Config) -> Result<(), Failure> {
+/// Ledger and journal must be of the very schemas that this program writes: a worker of the other program may be needed
+/// again.
+fn stores_fit(config: &Config) -> Result<(), Failure> {
     if config.store == StoreKind::Memory {
         return Ok(());
     }
     let keyring = Keyring::load(&config.state_dir.join("keys")).context("load the keys")?;
     Store::rehearse(&config.state_dir.join("ledger.db"), &keyring)
-        .map_err(|error| Failure::from(anyhow!(error).context("look at the ledger")).hint(STOP_AND_START))
+        .map_err(|error| Failure::from(anyhow!(error).context("look at the ledger")).hint(STOP_AND_START))?;
+    Journal::rehearse(&config.state_dir.join("streams.db"))
+        .map_err(|error| Failure::from(anyhow!(error).context("look at the journal")).hint(STOP_AND_START))
 }
 
 const STOP_AND_START: &str = "`mainstay stop` and start it again: sessions are kept";

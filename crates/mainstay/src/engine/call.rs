@@ -102,17 +102,16 @@ impl Engine {
     fn depart(self: &Arc<Self>, live: &Arc<Live>, request: Request, stream: StreamId) -> Result<Driver, Refused> {
         let (original, since) = (request.id(), self.now());
         let method = request.method;
-        let named = matches!(method, Method::ToolsCall | Method::PromptsGet);
-        let name = named.then(|| request.param("name")).flatten();
-        let shown = name.as_deref().map(|name| name.chars().take(CALL_NAME_CHARS_MAX).collect());
-        let call = InFlight { client_id: original.clone(), stream, method, name: shown, since, is_elsewhere: false };
+        let named = Setting::named_by(&request);
+        let name = shown(method, named.as_deref());
+        let call = InFlight { client_id: original.clone(), stream, method, name, since, is_elsewhere: false };
         let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| {
             let text = "the limit `session.calls_in_flight_max` is reached; wait until a call of this session ends";
             Refused::at_limit(Code::LimitReached, Limit::CallsInFlight, text)
         })?;
         let routed = RoutedId { stream, original: original.clone() };
         let outgoing = rewrite::to_server(&request.message, &request.envelope, &routed);
-        let name = name.filter(|_| method == Method::ToolsCall);
+        let name = named.clone().filter(|_| method == Method::ToolsCall);
         let call = Call { id: outgoing.id, message: outgoing.message, method, name };
         let link = Arc::clone(&live.link);
         let going: Going = Box::pin(async move { link.call(call).await });
@@ -122,7 +121,8 @@ impl Engine {
             original,
             method,
             since,
-            setting: Setting::of(&request),
+            setting: Setting::of(method, named.as_deref()),
+            named,
             progress: f64::NEG_INFINITY,
             position: None,
             origin: Origin::Here,
@@ -200,6 +200,12 @@ impl Engine {
         });
         Ok(Reply::Stream(reader))
     }
+}
+
+/// What people are shown of what a call names.
+fn shown(method: Method, named: Option<&str>) -> Option<Box<str>> {
+    let named = named.filter(|_| matches!(method, Method::ToolsCall | Method::PromptsGet))?;
+    Some(named.chars().take(CALL_NAME_CHARS_MAX).collect())
 }
 
 pub(crate) fn streams_crowded() -> Refused {

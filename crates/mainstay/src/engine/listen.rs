@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainstay_core::audit::{Action, Actor};
 use mainstay_core::call::{EventId, RoutedId};
+use mainstay_core::code::Code;
 use mainstay_core::id::SessionKey;
 use mainstay_core::wire::envelope::{Envelope, Kind, escape, member, notification_message, scan, splice};
 use mainstay_core::wire::method::Method;
@@ -45,14 +46,34 @@ impl Engine {
                 Followed::NoStream
             });
         };
-        let event = EventId::parse(cursor).filter(|event| event.tag == live.key.tag()).ok_or_else(event_unknown)?;
+        let (followed, from) = self.follow_again(live, cursor).await;
+        self.metrics.stream_resumed(match &followed {
+            Ok(Followed::Finished) => "finished",
+            Ok(Followed::Listening(_) | Followed::Resumed(_) | Followed::NoStream) => from,
+            Err(refused) if refused.code == Code::EventUnknown => "unknown",
+            Err(_) => "deferred",
+        });
+        followed
+    }
+
+    /// The stream of a cursor, and where it was found.
+    async fn follow_again(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        cursor: &str,
+    ) -> (Result<Followed, Refused>, &'static str) {
+        let Some(event) = EventId::parse(cursor).filter(|event| event.tag == live.key.tag()) else {
+            return (Err(event_unknown()), JOURNAL);
+        };
         if event.stream.is_listen() {
-            return self.listen_again(live, event, cursor.to_owned()).await.map(Followed::Listening);
+            let from = if event.stream == live.listen.id() { MEMORY } else { JOURNAL };
+            return (self.listen_again(live, event, cursor.to_owned()).await.map(Followed::Listening), from);
         }
         if event.last {
-            return Ok(Followed::Finished);
+            return (Ok(Followed::Finished), MEMORY);
         }
-        self.come_back(live, event, cursor.to_owned()).await.map(Followed::Resumed)
+        let from = if live.stream(event.stream).is_some() { MEMORY } else { JOURNAL };
+        (self.come_back(live, event, cursor.to_owned()).await.map(Followed::Resumed), from)
     }
 
     /// Goes on with listening behind `event`, which may be one of an earlier worker's stream, or of an earlier life of the
@@ -167,12 +188,13 @@ impl Engine {
                     live.listen.push(message);
                 }
             }
-            Notice::Remade { reason, lists } => {
+            Notice::Remade { reason, lists, noted } => {
                 tracing::info!(session = %key.session_ref(), server = %live.server.name, reason = %reason, "upstream session made again");
                 self.metrics.remade(&live.server.name);
                 let entry = self.audit_entry(Actor::Gateway, Action::Remade, Some(key), &live.server.name, &reason);
                 self.store.hint(Write::Audit(entry));
                 live.leave_notice(remade_notice(&live, &reason));
+                drop(noted);
                 if lists != ListsChanged::Same {
                     say_lists_changed(&live);
                 }
@@ -244,6 +266,9 @@ fn declares(message: &[u8], names: &[&str], flag: Option<&str>) -> bool {
     })
 }
 
+/// Where a stream was found that a client came back to.
+const MEMORY: &str = "memory";
+const JOURNAL: &str = "journal";
 /// How long a server may still answer a call that was cancelled.
 const CANCELLED_GRACE: Duration = Duration::from_secs(5);
 /// How long a client waits for a one-way message to be passed on.

@@ -316,6 +316,11 @@ impl Live {
         self.traffic.lock().streams.values().cloned().collect()
     }
 
+    /// How many streams of calls are kept.
+    pub fn streams_held(&self) -> usize {
+        self.traffic.lock().streams.len()
+    }
+
     /// Keeps what finished streams hold within its bound: what was delivered goes first, then the oldest.
     pub fn trim(&self) {
         let mut traffic = self.traffic.lock();

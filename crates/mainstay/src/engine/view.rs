@@ -7,6 +7,7 @@ use dashmap::DashMap;
 use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{ServerName, SessionRef};
 use mainstay_core::resume::OwedDelete;
+use mainstay_store::journal::{Counters, FILE_BYTES_MAX};
 use mainstay_upstream::Reach;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -58,6 +59,8 @@ pub struct StatusView {
     pub sessions: SessionsView,
     /// The ledger's counters.
     pub ledger: LedgerView,
+    /// What is kept of streams.
+    pub journal: JournalView,
     /// How the last reload or upgrade went; null if there was none since the gateway was started.
     pub handover: Option<HandoverView>,
 }
@@ -118,6 +121,36 @@ pub struct LedgerView {
     pub queue_depth: u64,
 }
 
+/// What is kept of streams, so that clients can come back to them.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct JournalView {
+    /// How much of its file is in use.
+    pub file_bytes: u64,
+    /// How much it may take at the most.
+    pub file_bytes_max: u64,
+    /// Entries that wait to be written.
+    pub queue_entries: u64,
+    /// Events that were kept since the worker started.
+    pub events: u64,
+    /// Entries that could not be kept.
+    pub lost: u64,
+    /// Whether a damaged file had to be set aside.
+    pub set_aside: bool,
+}
+
+impl JournalView {
+    fn of(counters: &Counters) -> Self {
+        Self {
+            file_bytes: counters.file_bytes,
+            file_bytes_max: FILE_BYTES_MAX,
+            queue_entries: counters.queue_entries,
+            events: counters.events_kept,
+            lost: counters.lost_crowded + counters.lost_full + counters.lost_otherwise,
+            set_aside: counters.set_aside > 0,
+        }
+    }
+}
+
 /// A configured server.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ServerView {
@@ -165,6 +198,7 @@ impl Engine {
                 rows_refused: counters.rows_refused,
                 queue_depth: counters.queue_depth,
             },
+            journal: JournalView::of(&self.journal.counters()),
             handover: self.facts.handover.clone(),
         }
     }

@@ -14,6 +14,7 @@ use mainstay_core::code::Code;
 use mainstay_core::id::ServerName;
 use mainstay_core::limit::Limit;
 use mainstay_core::wire::method::Method;
+use mainstay_store::journal::Counters;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -22,6 +23,8 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::distribution::Distribution;
+
+mod journal;
 
 /// What has happened since the worker started. Clones count into the same numbers, and are cheap.
 #[derive(Clone)]
@@ -34,6 +37,7 @@ struct Inner {
     lives: Family<[Label; 2], Distribution, Bounds>,
     ended: Family<[Label; 3], Counter>,
     restores: Family<[Label; 1], Counter>,
+    stream_resumes: Family<[Label; 1], Counter>,
     /// By limit, each shown from the start.
     refused: [Counter; Limit::ALL.len()],
 }
@@ -86,6 +90,10 @@ pub struct Scrape {
     pub streams_open: u64,
     /// Calls in flight.
     pub calls_in_flight: u64,
+    /// Streams of calls in memory to which clients may come back.
+    pub streams_held: u64,
+    /// What the journal did.
+    pub journal: Counters,
 }
 
 /// The children of one server at the time of a scrape.
@@ -119,6 +127,9 @@ impl Metrics {
             ended.clone(),
         );
         registry.register("mainstay_restores", "Sessions asked for that were not in memory", restores.clone());
+        let stream_resumes = Family::default();
+        let text = "Streams that clients came back to, by what was there";
+        registry.register("mainstay_stream_resumes", text, stream_resumes.clone());
         let text = "Sessions of servers that were made again, because the server had lost them";
         registry.register("mainstay_upstream_remade", text, remade.clone());
         let text = "Sessions of servers that went on after a restart of the gateway";
@@ -135,7 +146,7 @@ impl Metrics {
             resumed: resumed.get_or_create_owned(&[("server", name.as_str().into())]),
         };
         let servers = servers.into_iter().map(|name| (name.clone(), per_server(name))).collect();
-        Self(Arc::new(Inner { registry, servers, operations, lives, ended, restores, refused }))
+        Self(Arc::new(Inner { registry, servers, operations, lives, ended, restores, stream_resumes, refused }))
     }
 
     /// Counts a request to `server` that was answered after `took`; `outcome` is why it failed, if it did.
@@ -166,6 +177,12 @@ impl Metrics {
     /// Counts a session that was asked for and not in memory: `resumed`, `refused` or `deferred`.
     pub fn restored(&self, result: &'static str) {
         self.0.restores.get_or_create_owned(&[("result", result.into())]).inc();
+    }
+
+    /// Counts a stream that a client came back to: found in `memory`, taken over from the `journal`, `finished` and taken
+    /// before, `unknown`, or not to be told now (`deferred`).
+    pub fn stream_resumed(&self, result: &'static str) {
+        self.0.stream_resumes.get_or_create_owned(&[("result", result.into())]).inc();
     }
 
     /// Counts a request that was refused because `limit` is reached.
@@ -230,6 +247,7 @@ impl Scrape {
         let text = "How long transactions of the ledger took; divided by their number, what one costs";
         registry.register_with_unit("mainstay_ledger_commit", text, Unit::Seconds, seconds);
         self.register_children(&mut registry);
+        journal::register(&self.journal, &mut registry);
         for (name, text, value) in [
             ("mainstay_rows_refused", "Rows of the ledger that were found unreadable", self.rows_refused),
             ("mainstay_hints_dropped", "Hints that found the ledger's queue full", self.hints_dropped),
@@ -243,6 +261,7 @@ impl Scrape {
             ("mainstay_sessions_in_memory", "Sessions in memory", self.sessions_in_memory),
             ("mainstay_ledger_queue_depth", "Jobs that wait for the ledger's writer", self.queue_depth),
             ("mainstay_streams_open", "Connections that read a session's stream", self.streams_open),
+            ("mainstay_streams_held", "Streams in memory that clients may come back to", self.streams_held),
             ("mainstay_calls_in_flight", "Calls in flight", self.calls_in_flight),
         ] {
             let gauge = Gauge::<i64>::default();
@@ -340,6 +359,7 @@ mod tests {
         metrics.call(&name("files"), Method::ToolsCall, Duration::from_secs(9), Some(Code::OutcomeUnknown));
         metrics.ended(&name("files"), ("expired", "idle"), Duration::from_secs(100));
         metrics.restored("resumed");
+        metrics.stream_resumed("journal");
         metrics.refused(Limit::Openings);
         metrics.remade(&name("files"));
         let scrape =
@@ -351,6 +371,7 @@ mod tests {
             "mcp_server_session_duration_seconds_count{server=\"files\",outcome=\"expired\"} 1",
             "mainstay_sessions_ended_total{server=\"files\",state=\"expired\",reason=\"idle\"} 1",
             "mainstay_restores_total{result=\"resumed\"} 1",
+            "mainstay_stream_resumes_total{result=\"journal\"} 1",
             "mainstay_refused_total{limit=\"limits.initialize_per_minute\"} 1",
             "mainstay_refused_total{limit=\"session.streams_max\"} 0",
             "mainstay_upstream_remade_total{server=\"files\"} 1",

@@ -18,8 +18,17 @@ pub struct Counters {
     pub commit_us: u64,
     /// Entries kept.
     pub entries_kept: u64,
+    /// Events among them.
+    pub events_kept: u64,
     /// Bytes of messages among them.
     pub message_bytes_kept: u64,
+    /// How many entries were durable within each of [`APPEND_SECONDS`] after they were handed over, each counted once, and
+    /// last those that took longer.
+    pub appends: [u64; APPEND_SECONDS.len() + 1],
+    /// How long all of these took altogether, in microseconds.
+    pub append_us: u64,
+    /// Pages of events read for clients that came back.
+    pub replays: u64,
     /// Entries that found the queue full.
     pub lost_crowded: u64,
     /// Entries that a full disk, or a full journal, refused.
@@ -50,7 +59,11 @@ pub(super) struct Meters {
     pub(super) commits: AtomicU64,
     commit_us: AtomicU64,
     pub(super) entries_kept: AtomicU64,
+    pub(super) events_kept: AtomicU64,
     pub(super) message_bytes_kept: AtomicU64,
+    appends: [AtomicU64; APPEND_SECONDS.len() + 1],
+    append_us: AtomicU64,
+    pub(super) replays: AtomicU64,
     lost_crowded: AtomicU64,
     lost_full: AtomicU64,
     lost_claimed: AtomicU64,
@@ -80,6 +93,13 @@ impl Meters {
         add(&self.commit_us, u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX));
     }
 
+    /// An entry was durable so long after it was handed over.
+    pub(super) fn appended(&self, elapsed: Duration) {
+        let seconds = elapsed.as_secs_f64();
+        add(&self.appends[APPEND_SECONDS.partition_point(|bound| *bound < seconds)], 1);
+        add(&self.append_us, u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX));
+    }
+
     pub(super) fn snapshot(&self) -> Counters {
         let read = |meter: &AtomicU64| meter.load(Ordering::Relaxed);
         Counters {
@@ -88,7 +108,11 @@ impl Meters {
             commits: read(&self.commits),
             commit_us: read(&self.commit_us),
             entries_kept: read(&self.entries_kept),
+            events_kept: read(&self.events_kept),
             message_bytes_kept: read(&self.message_bytes_kept),
+            appends: std::array::from_fn(|bucket| read(&self.appends[bucket])),
+            append_us: read(&self.append_us),
+            replays: read(&self.replays),
             lost_crowded: read(&self.lost_crowded),
             lost_full: read(&self.lost_full),
             lost_claimed: read(&self.lost_claimed),
@@ -107,3 +131,6 @@ impl Meters {
 pub(super) fn add(meter: &AtomicU64, by: u64) {
     meter.fetch_add(by, Ordering::Relaxed);
 }
+
+/// Up to which times, in seconds, appended entries are counted together.
+pub const APPEND_SECONDS: [f64; 12] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0];

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use mainstay_core::call::StreamId;
 use mainstay_core::id::{Epoch, SessionKey};
@@ -143,6 +144,20 @@ pub enum Lost {
 pub(super) struct Handed {
     pub(super) entry: Entry,
     pub(super) witness: Option<Arc<dyn Witness>>,
+    at: Instant,
+}
+
+impl Handed {
+    /// Now.
+    #[expect(clippy::disallowed_methods, reason = "how long an entry waits is no decision: it is only counted")]
+    pub(super) fn new(entry: Entry, witness: Option<Arc<dyn Witness>>) -> Self {
+        Self { entry, witness, at: Instant::now() }
+    }
+
+    /// How long ago it was handed over.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.at.elapsed()
+    }
 }
 
 /// What an entry takes of the queue apart from its message.

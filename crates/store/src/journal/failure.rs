@@ -20,6 +20,16 @@ pub enum OpenError {
         /// Its owner's number.
         owner: u32,
     },
+    /// Its schema is not the one that is written here.
+    #[error("journal `{path}` has schema version {found}, and version {known} is written here")]
+    OtherSchema {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The version that is written here.
+        known: u32,
+    },
     /// The operating system refused.
     #[error("can't {attempt} journal `{path}`")]
     Io {

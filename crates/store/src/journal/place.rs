@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
-use tracing::error;
+use tracing::{error, warn};
 
 use super::failure::{OpenError, is_damage};
 use crate::migrate::{self, Refused};
@@ -34,23 +34,55 @@ pub(super) struct Opened {
     pub(super) set_aside: bool,
 }
 
-/// Opens the journal at `path`, whatever state it is in.
+/// Opens the journal at `path`, whatever state it is in. A disk that fails to read is asked again before that is taken for
+/// the truth, and even then the file is left where it is.
 pub(super) fn open(path: &Path) -> Result<Opened, OpenError> {
+    open_by(path, &attempt)
+}
+
+/// The same with another way to make an attempt.
+fn open_by(path: &Path, attempt: &dyn Fn(&Path) -> Result<Connection, Trouble>) -> Result<Opened, OpenError> {
     let opened = |connection, set_aside| Opened { connection, file: FileId::of(path), set_aside };
-    match attempt(path) {
+    let mut outcome = attempt(path);
+    for _ in 1..TRIES_MAX {
+        let Err(Trouble::Passing(error)) = &outcome else { break };
+        warn!(path = %path.display(), error = error as &dyn std::error::Error, "the journal can't be read; it is tried again");
+        std::thread::sleep(TRY_PAUSE);
+        outcome = attempt(path);
+    }
+    match outcome {
         Ok(connection) => Ok(opened(connection, false)),
-        Err(Trouble::Hopeless(error)) => Err(error),
+        Err(Trouble::Hopeless(error) | Trouble::Passing(error)) => Err(error),
         Err(Trouble::Damaged(why)) => {
             set_aside(path, &why)?;
             match attempt(path) {
                 Ok(connection) => Ok(opened(connection, true)),
-                Err(Trouble::Hopeless(error)) => Err(error),
+                Err(Trouble::Hopeless(error) | Trouble::Passing(error)) => Err(error),
                 Err(Trouble::Damaged(why)) => {
                     let source = io::Error::other(why);
                     Err(OpenError::Io { attempt: "begin a new", path: path.to_owned(), source })
                 }
             }
         }
+    }
+}
+
+/// Checks that the journal at `path` is of the schema that is written here, without changing anything. One that is not
+/// there is made, and a damaged one set aside, by whoever opens it.
+pub(super) fn rehearse(path: &Path) -> Result<(), OpenError> {
+    let failed = |source| OpenError::Sqlite { attempt: "look at", path: path.to_owned(), source };
+    if !path.exists() {
+        return Ok(());
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(failed)?;
+    connection.busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS)).map_err(failed)?;
+    let known = u32::try_from(STEPS.len()).unwrap_or(u32::MAX);
+    match connection.pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0)) {
+        Ok(found) if found == known => Ok(()),
+        Ok(found) => Err(OpenError::OtherSchema { path: path.to_owned(), found, known }),
+        Err(error) if is_damage(&error) => Ok(()),
+        Err(error) => Err(failed(error)),
     }
 }
 
@@ -90,6 +122,8 @@ pub(super) fn in_memory() -> Result<Connection, OpenError> {
 enum Trouble {
     /// It can be set aside.
     Damaged(String),
+    /// The disk could not read it just now.
+    Passing(OpenError),
     /// Nothing can be done about it here.
     Hopeless(OpenError),
 }
@@ -117,13 +151,14 @@ fn attempt(path: &Path) -> Result<Connection, Trouble> {
 }
 
 fn trouble(attempt: &'static str, path: &Path, error: rusqlite::Error) -> Trouble {
-    // So is a table that is not there, and what can't be read at all; what merely fails now may work later.
-    let misses = error.sqlite_error().is_some_and(|found| found.extended_code == ffi::SQLITE_ERROR);
-    let unreadable = error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure);
-    if is_damage(&error) || misses || unreadable {
+    // So is a table that is not there, and a file that ends too soon; what merely fails now may work later.
+    let extended = error.sqlite_error().map(|found| found.extended_code);
+    if is_damage(&error) || matches!(extended, Some(ffi::SQLITE_ERROR | ffi::SQLITE_IOERR_SHORT_READ)) {
         return Trouble::Damaged(error.to_string());
     }
-    Trouble::Hopeless(OpenError::Sqlite { attempt, path: path.to_owned(), source: error })
+    let passing = error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure);
+    let error = OpenError::Sqlite { attempt, path: path.to_owned(), source: error };
+    if passing { Trouble::Passing(error) } else { Trouble::Hopeless(error) }
 }
 
 /// Makes the file private before SQLite knows it; its companions take its mode.
@@ -196,7 +231,7 @@ const WAL: &str = "-wal";
 const SHM: &str = "-shm";
 const COMPANIONS: [&str; 3] = ["", WAL, SHM];
 /// The most that the file takes: 512 MiB.
-pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;
+pub const FILE_BYTES_MAX: u64 = 512 << 20;
 const PAGE_BYTES: u64 = 4096;
 const PAGES_MAX: i64 = (FILE_BYTES_MAX / PAGE_BYTES).cast_signed();
 /// How long another process may hold the write lock: a batch of the worker before or after this one.
@@ -205,3 +240,56 @@ const BUSY_TIMEOUT_MS: u64 = 5000;
 const WAL_AUTOCHECKPOINT_PAGES: u32 = 4000;
 const WAL_BYTES_KEPT_MAX: i64 = 64 << 20;
 const STATEMENTS_CACHED_MAX: usize = 64;
+/// How often a disk that fails to read is asked, and the pause between.
+const TRIES_MAX: u32 = 10;
+const TRY_PAUSE: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn io_error(path: &Path, extended: i32) -> Trouble {
+        trouble("open", path, rusqlite::Error::SqliteFailure(ffi::Error::new(extended), None))
+    }
+
+    #[test]
+    fn a_passing_failure_of_the_disk_sets_nothing_aside() {
+        let home = tempfile::tempdir().expect("a directory");
+        let path = home.path().join("streams.db");
+        drop(open(&path).expect("a new one"));
+        let inode = FileId::of(&path);
+        let tries = Cell::new(0);
+        let opened = open_by(&path, &|path| {
+            tries.set(tries.get() + 1);
+            if tries.get() <= 2 { Err(io_error(path, ffi::SQLITE_IOERR_READ)) } else { attempt(path) }
+        });
+        assert!(!opened.expect("the third time").set_aside);
+        assert_eq!((tries.get(), FileId::of(&path)), (3, inode));
+        let failed = open_by(&path, &|path| Err(io_error(path, ffi::SQLITE_IOERR_READ)));
+        assert!(matches!(failed, Err(OpenError::Sqlite { .. })), "one that lasts is told");
+        assert_eq!(FileId::of(&path), inode, "and what may be whole stays");
+        assert!(matches!(io_error(&path, ffi::SQLITE_IOERR_SHORT_READ), Trouble::Damaged(_)));
+    }
+
+    #[test]
+    fn t2_a_rehearsal_refuses_another_schema_and_changes_nothing() {
+        let home = tempfile::tempdir().expect("a directory");
+        let path = home.path().join("streams.db");
+        rehearse(&path).expect("one that is not there is made later");
+        assert!(!path.exists());
+        drop(open(&path).expect("a new one"));
+        rehearse(&path).expect("the very schema");
+        for version in [1, 9] {
+            let connection = Connection::open(&path).expect("it is there");
+            connection.pragma_update(None, "user_version", version).expect("it is written");
+            drop(connection);
+            let refused = rehearse(&path);
+            assert!(matches!(refused, Err(OpenError::OtherSchema { found, .. }) if found == version), "{refused:?}");
+        }
+        fs::write(&path, [1; 8192]).expect("damage");
+        rehearse(&path).expect("a damaged one is set aside by whoever opens it");
+        assert_eq!(fs::read(&path).expect("it is there"), [1; 8192]);
+    }
+}

@@ -45,6 +45,7 @@ impl Queue {
         let generation = Arc::new(AtomicU64::new(0));
         let home = Home { path: path.clone(), file: opened.file, generation: Arc::clone(&generation) };
         let writer = Writer::new(database(opened.connection), Some(home));
+        meters.file_bytes.store(writer.database.file_bytes().unwrap_or(0), Ordering::Relaxed);
         let (jobs, queued_jobs) = mpsc::channel(JOBS_QUEUED_MAX);
         let (reads, queued_reads) = mpsc::channel(READS_QUEUED_MAX);
         let crowded = Arc::new(AtomicBool::new(false));

@@ -70,6 +70,11 @@ impl Writer {
         let kept: Vec<_> = handed.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok()).collect();
         add(&meters.commits, u64::from(!kept.is_empty()));
         add(&meters.entries_kept, kept.len() as u64);
+        add(
+            &meters.events_kept,
+            kept.iter().filter(|(handed, _)| handed.entry.content.event().is_some()).count() as u64,
+        );
+        kept.iter().for_each(|(handed, _)| meters.appended(handed.elapsed()));
         let bytes = kept.iter().map(|(handed, _)| handed.entry.content.message_bytes());
         add(&meters.message_bytes_kept, bytes.sum::<usize>() as u64);
         outcomes.iter().filter_map(|outcome| outcome.err()).for_each(|lost| meters.lost(lost));

@@ -61,17 +61,31 @@ pub(super) enum Setting {
 }
 
 impl Setting {
-    pub(super) fn of(request: &Request) -> Option<Self> {
-        let (name, make): (_, fn(Box<str>) -> Self) = if request.method == Method::SetLevel {
-            ("level", Self::Level)
-        } else if request.method == Method::Subscribe {
-            ("uri", Self::Subscribe)
-        } else if request.method == Method::Unsubscribe {
-            ("uri", Self::Unsubscribe)
+    /// The one that a request of `method` changes to `value`; `None` if it changes none.
+    pub(super) fn of(method: Method, value: Option<&str>) -> Option<Self> {
+        let make: fn(Box<str>) -> Self = if method == Method::SetLevel {
+            Self::Level
+        } else if method == Method::Subscribe {
+            Self::Subscribe
+        } else if method == Method::Unsubscribe {
+            Self::Unsubscribe
         } else {
             return None;
         };
-        request.param(name).map(make)
+        value.map(|value| make(value.into()))
+    }
+
+    /// What `request` names: a tool, a prompt, or the value of a setting.
+    pub(super) fn named_by(request: &Request) -> Option<Box<str>> {
+        let keys = [
+            (Method::ToolsCall, "name"),
+            (Method::PromptsGet, "name"),
+            (Method::SetLevel, "level"),
+            (Method::Subscribe, "uri"),
+            (Method::Unsubscribe, "uri"),
+        ];
+        let (_, key) = keys.into_iter().find(|(method, _)| *method == request.method)?;
+        request.param(key)
     }
 }
 
@@ -83,6 +97,8 @@ pub(crate) struct Driver {
     pub(super) method: Method,
     pub(super) since: Timestamp,
     pub(super) setting: Option<Setting>,
+    /// What the request names: a tool, a prompt, or the value of a setting.
+    pub(super) named: Option<Box<str>>,
     pub(super) progress: f64,
     /// Where the server's own stream stands.
     pub(super) position: Option<Source>,
@@ -195,7 +211,7 @@ impl Driver {
         journal::Call {
             server: self.live.server.name.clone(),
             method: self.method.as_str().into(),
-            name: None,
+            name: self.named.clone(),
             request: self.original.clone(),
             started_at: self.since,
         }

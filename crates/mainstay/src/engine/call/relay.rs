@@ -223,7 +223,8 @@ impl Engine {
 
     /// Goes on with a call of an earlier life, or says what is known of it.
     async fn retake(self: &Arc<Self>, live: &Arc<Live>, record: StreamRecord, answered: &BTreeSet<Bytes>) {
-        let Some(original) = record.call.map(|call| call.request) else { return };
+        let Some(call) = record.call else { return };
+        let original = call.request.clone();
         if !matches!(self.claim(live, record.stream).await, Ok(Some(_))) {
             return;
         }
@@ -234,7 +235,7 @@ impl Engine {
             live.link.settle(&id);
             return stream.end(Ending::Answered);
         }
-        match self.rejoin(live, record.stream, original, record.source) {
+        match self.rejoin(live, record.stream, original, (Some(&call), record.source)) {
             Ok(driver) => drop(spawn(driver.relayed(stream))),
             Err(lost) => {
                 live.listen.push(Message::essential(lost));

@@ -15,9 +15,9 @@ use mainstay_core::wire::method::Method;
 use mainstay_store::journal::{self, Ending, Event, Source, StreamRecord};
 use mainstay_upstream::{Answer, Call};
 
-use super::driver::{Driver, Going, Origin, Stage, linger};
+use super::driver::{Driver, Going, Origin, Setting, Stage, linger};
 use super::relay::HTTP_SSE;
-use super::{batched, refusal_message, streams_crowded};
+use super::{batched, refusal_message, shown, streams_crowded};
 use crate::engine::live::{InFlight, Live};
 use crate::engine::stream::{Message, Reader, Stream, named};
 use crate::engine::{Engine, HOLD, Refused};
@@ -93,7 +93,7 @@ impl Engine {
         if let Some(known) = known {
             return Ok(known);
         }
-        self.take_up(live, &stream, request, record.and_then(|record| record.source), &answered);
+        self.take_up(live, &stream, request, record, &answered);
         Ok(stream)
     }
 
@@ -195,7 +195,7 @@ impl Engine {
             stream.close();
             return linger(live, stream, &[]).await;
         }
-        self.take_up(live, stream, request, record.and_then(|record| record.source), &answered);
+        self.take_up(live, stream, request, record, &answered);
     }
 
     /// Goes on with what an earlier worker's stream was to answer: the answer of a child that still runs the call (C8), the
@@ -205,9 +205,10 @@ impl Engine {
         live: &Arc<Live>,
         stream: &Arc<Stream>,
         request: &Bytes,
-        known: Option<Source>,
+        record: Option<StreamRecord>,
         answered: &BTreeSet<Bytes>,
     ) {
+        let (known, call) = record.map(|record| (record.source, record.call)).unwrap_or_default();
         let (done, parts): (Vec<_>, Vec<_>) =
             parts_of(stream.id(), request).into_iter().partition(|(_, original)| answered.contains(original));
         let done_count = done.len();
@@ -219,7 +220,7 @@ impl Engine {
         let mut last = None;
         let mut waiting = Vec::new();
         for (number, original) in parts {
-            match self.rejoin(live, number, original, known.clone()) {
+            match self.rejoin(live, number, original, (call.as_ref(), known.clone())) {
                 Ok(driver) => waiting.push(driver),
                 // The last answer of a stream says that it is the last; others go before it.
                 Err(lost) => {
@@ -249,9 +250,11 @@ impl Engine {
         live: &Arc<Live>,
         number: StreamId,
         original: Bytes,
-        known: Option<Source>,
+        (kept, known): (Option<&journal::Call>, Option<Source>),
     ) -> Result<Driver, Bytes> {
-        let since = self.now();
+        let since = kept.map_or_else(|| self.now(), |kept| kept.started_at);
+        let method = kept.map_or(Method::Other, |kept| Method::of(&kept.method));
+        let named = kept.and_then(|kept| kept.name.clone());
         let lost = || {
             let why = if number.epoch == self.epoch.counter {
                 "the answer to this call is no longer kept"
@@ -269,16 +272,17 @@ impl Engine {
             (None, Some(Source::EventId(cursor))) => Stage::Going(resume(live, &id, cursor)),
             (None, Some(Source::Frame(_)) | None) => return Err(lost()),
         };
-        let (client_id, method) = (original.clone(), Method::Other);
-        let call = InFlight { client_id, stream: number, method, name: None, since, is_elsewhere: false };
+        let name = shown(method, named.as_deref());
+        let call = InFlight { client_id: original.clone(), stream: number, method, name, since, is_elsewhere: false };
         let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| lost())?;
         Ok(Driver {
             engine: Arc::clone(self),
             live: Arc::clone(live),
             original,
-            method: Method::Other,
+            method,
             since,
-            setting: None,
+            setting: Setting::of(method, named.as_deref()),
+            named,
             progress: f64::NEG_INFINITY,
             position: known.clone(),
             origin: Origin::Earlier { known },

@@ -63,7 +63,7 @@ pub struct SessionView {
 /// A call in flight.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct CallView {
-    /// What it calls; `other` of one that an earlier worker has sent.
+    /// What it calls; `other` of one of which that is not known any more.
     pub method: &'static str,
     /// The tool or prompt that it names.
     pub name: Option<String>,

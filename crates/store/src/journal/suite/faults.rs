@@ -112,7 +112,7 @@ fn mixed() -> Vec<super::super::entry::Handed> {
         Entry { session: key(2), ..of(3, Content::Event(event(1))) },
         Entry { session: key(2), ..of(3, asking(7)) },
     ];
-    entries.into_iter().map(|entry| super::super::entry::Handed { entry, witness: None }).collect()
+    entries.into_iter().map(|entry| super::super::entry::Handed::new(entry, None)).collect()
 }
 
 async fn rows(journal: &Journal) -> Vec<i64> {

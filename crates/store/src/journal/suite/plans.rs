@@ -39,7 +39,7 @@ async fn a_batch_looks_each_stream_up_once() {
     let journal = Journal::open(Place::Memory, ring()).unwrap();
     put(&journal, [entry(Content::Event(event(1)))]).await.unwrap();
     let entries: Vec<_> = (2..=101)
-        .map(|sequence| super::super::entry::Handed { entry: entry(Content::Event(event(sequence))), witness: None })
+        .map(|sequence| super::super::entry::Handed::new(entry(Content::Event(event(sequence))), None))
         .collect();
     let before = journal.counters().statements;
     journal.act(move |writer: &mut Writer| writer.keep(&entries)).await.unwrap();
