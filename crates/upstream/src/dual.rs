@@ -54,7 +54,7 @@ impl Dual {
     ) -> Arc<Self> {
         let key = handshake.key;
         let made_by_bridge = past.as_ref().and_then(|(record, _)| record.as_ref()).map(Bridge::made);
-        let modern = match server.era {
+        let modern = match server.fixed_era() {
             Some(era) => era == Era::Modern,
             None => made_by_bridge.unwrap_or(upstreams.spoken(server).legacy == Some(false)),
         };
@@ -118,7 +118,7 @@ impl Dual {
     /// Takes the other way after `failure` on `way`, if the server has shown that it is of the other era. True if another
     /// try makes sense.
     async fn turn(&self, way: &Way, failure: &Failure) -> bool {
-        if self.server.era.is_some() || !speaks_of_era(failure) {
+        if self.server.fixed_era().is_some() || !speaks_of_era(failure) {
             return false;
         }
         let destination = self.upstreams.destination(&self.server);

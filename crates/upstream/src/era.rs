@@ -98,7 +98,7 @@ impl Upstreams {
     ///
     /// A child is never asked: some exit at a request that they don't expect (E5).
     pub async fn era(&self, server: &Arc<Server>) -> Option<Era> {
-        if let Some(era) = server.era {
+        if let Some(era) = server.fixed_era() {
             return Some(era);
         }
         match &server.reach {
@@ -112,7 +112,7 @@ impl Upstreams {
 
     /// What is known of the eras of `server`, without asking it.
     pub fn spoken(&self, server: &Arc<Server>) -> Spoken {
-        match (server.era, &server.reach) {
+        match (server.fixed_era(), &server.reach) {
             (Some(era), _) => Spoken::only(era),
             (None, Reach::Child { .. }) => Spoken { legacy: Some(true), modern: None },
             (None, Reach::Http { .. }) => self.destination(server).eras.spoken(),

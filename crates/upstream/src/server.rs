@@ -95,6 +95,12 @@ impl Server {
         }
     }
 
+    /// The era that it is known to speak by what the operator says, and that is never asked for: HTTP+SSE is of 2024-11-05.
+    pub(crate) fn fixed_era(&self) -> Option<Era> {
+        let old = matches!(self.reach, Reach::Http { transport: Transport::Sse, .. });
+        self.era.or(old.then_some(Era::Legacy))
+    }
+
     /// What an upstream session depends on (U2): URL, or program, arguments and directory, and the *names* of headers,
     /// variables and their sources; that it speaks HTTP+SSE, if that is configured. No value, no bound, no order of
     /// headers. Equal definitions give equal digests in every version of the program.

@@ -267,6 +267,9 @@ fn eras(name: &str, server: &Server, faults: &mut Faults) {
     if server.era == Some(Era::Modern) && matches!(server.reach, Reach::Child { .. }) {
         let message = "programs that speak 2026-07-28 over their standard streams are not in this version";
         faults.add(&["servers", name, "era"], message, "leave it out: they are spoken to in sessions");
+    } else if server.era == Some(Era::Modern) && matches!(server.reach, Reach::Http { transport: Transport::Sse, .. }) {
+        let message = "`transport = \"sse\"` is of 2024-11-05, and `era = \"modern\"` is not";
+        faults.add(&["servers", name, "era"], message, "leave one of the two out");
     } else if server.offer == Offer::Both && server.era != Some(Era::Modern) {
         let message = "offering 2026-07-28 in front of a server that may need sessions is not in this version";
         faults.add(&["servers", name, "offer"], message, "use \"auto\", or say `era = \"modern\"`");

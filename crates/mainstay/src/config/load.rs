@@ -391,6 +391,13 @@ mod tests {
             ("[servers.a]\ncommand = \"x\"\nsharing = \"all\"\n", 3, 11, "not in this version", "session"),
             ("[servers.a]\ncommand = \"x\"\nera = \"modern\"\n", 3, 7, "not in this version", "leave it out"),
             ("[servers.a]\nurl = \"http://h/\"\noffer = \"both\"\n", 3, 9, "not in this version", "auto"),
+            (
+                "[servers.a]\nurl = \"http://h/\"\ntransport = \"sse\"\nera = \"modern\"\n",
+                4,
+                7,
+                "2024-11-05",
+                "one of the two",
+            ),
             ("[servers.a]\nurl = \"http://u:p@h/\"\n", 2, 7, "credentials", "headers"),
             ("[servers.a]\nurl = \"x\"\n", 2, 7, "no http or https URL", ""),
             ("[servers.a]\nurl = \"http://x/\"\nargs = [\"a\"]\n", 3, 8, "for programs", ""),

@@ -81,7 +81,7 @@ impl Bridge {
 
     /// After an answer that speaks of another era: the answer, if the server is modern all the same.
     async fn doubted(&self, failure: Failure, answer: Option<Bytes>) -> Result<Bytes, Failure> {
-        let modern = self.server().era == Some(Era::Modern) || {
+        let modern = self.server().fixed_era() == Some(Era::Modern) || {
             self.destination.eras.forget_verdict();
             self.upstreams.is_modern(&self.destination).await != Some(false)
         };
