@@ -12,6 +12,7 @@ use bytes::Bytes;
 use crate::id::{ServerName, SessionKey};
 use crate::session::head;
 use crate::time::Timestamp;
+use crate::wire::modern::Spoken;
 
 /// The id of an upstream session: a bearer secret of the far side. `Debug` hides it, and there is no `Display`.
 #[derive(Clone, PartialEq, Eq)]
@@ -200,8 +201,10 @@ pub struct ServerCard {
     pub server: ServerName,
     /// As in [`ResumeRecord::fingerprint`]: of another definition of the server nothing is known.
     pub fingerprint: [u8; 32],
-    /// Its last `initialize` result: raw JSON.
+    /// Its last `initialize` result, or what that would be: raw JSON. Empty if only its eras are known.
     pub initialize_result: Bytes,
+    /// Which eras of the protocol it was found to speak (E5).
+    pub spoken: Spoken,
     /// When it said so.
     pub saved_at: Timestamp,
 }

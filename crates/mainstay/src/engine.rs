@@ -5,6 +5,7 @@
 
 pub mod call;
 pub mod census;
+pub mod eras;
 pub mod find;
 pub mod finish;
 pub mod handover;

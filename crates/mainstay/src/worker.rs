@@ -188,6 +188,7 @@ async fn build(
         facts,
     });
     engine.hold(by_session(children, &engine.custody));
+    engine.recall_eras().await;
     Arc::clone(&engine).adopt_calls().await;
     reconcile::expire::recover(&engine).await;
     Ok((engine, notices))

@@ -15,6 +15,7 @@ use mainstay_core::resume::{Continuity, OwedDelete, ResumeRecord, ServerCard, Up
 use mainstay_core::session::{ClientName, Contract, SessionRecord, State, Tombstone};
 use mainstay_core::time::Timestamp;
 use mainstay_core::wire::method::Version;
+use mainstay_core::wire::modern::Spoken;
 
 /// Why a body can't be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +48,9 @@ impl Kind {
             Self::Owed => 2,
             // 2: `client`.
             Self::Tombstone => 2,
-            Self::Session | Self::Card | Self::Audit => 1,
+            // 2: `spoken`.
+            Self::Card => 2,
+            Self::Session | Self::Audit => 1,
         }
     }
 }
@@ -308,19 +311,49 @@ pub(crate) fn encode_card(card: &ServerCard) -> Vec<u8> {
     body.0.extend_from_slice(&card.fingerprint);
     body.bytes(&card.initialize_result);
     body.time(card.saved_at);
+    body.byte(known_number(card.spoken.legacy));
+    body.byte(known_number(card.spoken.modern));
     body.0
+}
+
+/// The body as the first version wrote it. It kept nothing of the server's eras.
+#[cfg(test)]
+pub(crate) fn card_of_version_1(card: &ServerCard) -> Vec<u8> {
+    let mut body = encode_card(card);
+    body.truncate(body.len() - 2);
+    body[1] = 1;
+    body
+}
+
+/// What is known of something, as a number in bodies. Frozen.
+const fn known_number(known: Option<bool>) -> u8 {
+    match known {
+        None => 0,
+        Some(false) => 1,
+        Some(true) => 2,
+    }
+}
+
+fn known_of(number: u8) -> Option<Option<bool>> {
+    [None, Some(false), Some(true)].into_iter().find(|known| known_number(*known) == number)
 }
 
 /// The server card whose row has this body.
 pub(crate) fn decode_card(body: &[u8]) -> Result<ServerCard, Malformed> {
     let mut body = Reader::new(Kind::Card, body)?;
     body.whole(|body| {
-        Some(ServerCard {
+        let card = ServerCard {
             server: body.server()?,
             fingerprint: body.array()?,
             initialize_result: Bytes::copy_from_slice(body.bytes()?),
             saved_at: body.time()?,
-        })
+            spoken: Spoken::default(),
+        };
+        if body.version < 2 {
+            return Some(card);
+        }
+        let spoken = Spoken { legacy: known_of(body.byte()?)?, modern: known_of(body.byte()?)? };
+        Some(ServerCard { spoken, ..card })
     })
 }
 

@@ -19,6 +19,7 @@ use mainstay_core::resume::{Continuity, OwedDelete, ResumeRecord, ServerCard, Up
 use mainstay_core::session::{Change, ClientName, Contract, SessionRecord, State, Tombstone};
 use mainstay_core::time::Timestamp;
 use mainstay_core::wire::method::Version;
+use mainstay_core::wire::modern::Spoken;
 
 use crate::keys::Keyring;
 use crate::{Place, Store, Write};
@@ -108,6 +109,7 @@ fn card() -> ServerCard {
         server: server(),
         fingerprint: [5; 32],
         initialize_result: Bytes::from_static(b"{\"serverInfo\":{}}"),
+        spoken: Spoken { legacy: None, modern: Some(false) },
         saved_at: at(0),
     }
 }

@@ -96,7 +96,7 @@ impl Server {
     }
 
     /// The era that it is known to speak by what the operator says, and that is never asked for: HTTP+SSE is of 2024-11-05.
-    pub(crate) fn fixed_era(&self) -> Option<Era> {
+    pub fn fixed_era(&self) -> Option<Era> {
         let old = matches!(self.reach, Reach::Http { transport: Transport::Sse, .. });
         self.era.or(old.then_some(Era::Legacy))
     }

@@ -8,11 +8,12 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, header};
 use mainstay_core::id::ServerName;
 use mainstay_core::session;
+use mainstay_core::wire::modern::Era;
 use mainstay_upstream::Supervised;
 
 use super::problem::{Code, Problem};
-use crate::engine::Engine;
 use crate::engine::servers::STATES;
+use crate::engine::{Engine, Served};
 use crate::telemetry::metrics::{self, ChildrenScrape, Scrape};
 
 pub(super) async fn read(State(engine): State<Arc<Engine>>) -> Result<Response, Problem> {
@@ -60,11 +61,18 @@ async fn scrape(engine: &Engine) -> Scrape {
         hint_failures: ledger.hint_failures,
         queue_depth: ledger.queue_depth,
         children: children(engine),
+        eras: eras(engine),
         streams_open: streams,
         calls_in_flight: calls,
         streams_held: engine.live.iter().map(|live| count(live.streams_held())).sum(),
         journal: engine.journal.counters(),
     }
+}
+
+fn eras(engine: &Engine) -> Vec<(String, &'static str)> {
+    let known = |served: &Served| engine.spoken_by(&served.server).era().map(Era::as_str);
+    let servers = engine.servers.iter();
+    servers.filter_map(|(name, served)| Some((name.to_string(), known(served)?))).collect()
 }
 
 fn children(engine: &Engine) -> Vec<ChildrenScrape> {

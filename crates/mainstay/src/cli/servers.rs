@@ -60,7 +60,8 @@ fn list(place: &Place, out: &Output) -> Result<(), Failure> {
     if out.is_json() {
         return out.document(&listed);
     }
-    let headings = ["NAME", "TRANSPORT", "PATH", "STATE", "CHILDREN", "SESSIONS", "IN FLIGHT", "RESTARTS", "NOTE"];
+    let headings =
+        ["NAME", "TRANSPORT", "PATH", "STATE", "ERA", "CHILDREN", "SESSIONS", "IN FLIGHT", "RESTARTS", "NOTE"];
     let mut shown = table(&headings);
     for server in listed["servers"].as_array().into_iter().flatten() {
         let word = |name: &str| server[name].as_str().map_or_else(|| "-".to_owned(), plain);
@@ -71,6 +72,7 @@ fn list(place: &Place, out: &Output) -> Result<(), Failure> {
             word("transport"),
             word("path"),
             word("state").replace('_', " "),
+            word("era"),
             of_children("children"),
             number("sessions"),
             number("calls"),
@@ -112,6 +114,7 @@ fn show(args: &NamedArgs, out: &Output) -> Result<(), Failure> {
         row(name, word(&summary[name]));
     }
     row("state", word(&summary["state"]).replace('_', " "));
+    row("era", word(&summary["era"]));
     row("sessions", summary["sessions"].to_string());
     row("in flight", summary["calls"].to_string());
     let failure = &summary["last_failure"];

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use mainstay_core::audit::{Action, Actor};
 use mainstay_core::code::Code;
 use mainstay_core::id::SessionId;
-use mainstay_core::resume::ServerCard;
 use mainstay_core::session::{ClientName, Input, Opening, Session};
 use mainstay_core::wire::envelope::{escape, member, splice, unescape};
 use mainstay_core::wire::method::{Method, Version};
@@ -204,21 +203,19 @@ impl Engine {
         let server = &served.server;
         let wanted = offered_version(params);
         let card = self.store.card(&server.name, server.fingerprint()).await;
-        let result = card.map_or_else(|| minimal_result(server), |card| card.initialize_result);
+        let said = card.map(|card| card.initialize_result).filter(|said| !said.is_empty());
+        let result = said.unwrap_or_else(|| minimal_result(server));
         Answered { result: with_version(&result, wanted), version: Spoken(wanted.as_str().into()), for_it: true }
     }
 
     /// Remembers what the server said of itself, if that is news.
     pub(crate) fn note_card(&self, server: &Arc<Server>, opened: &Opened) {
-        let known = self.facts.cards.get(&server.name).is_some_and(|known| *known == opened.result);
+        let spoken = self.upstreams.spoken(server);
+        let known = self.facts.cards.get(&server.name).is_some_and(|known| *known == opened.result)
+            && self.facts.eras.get(&server.name).is_some_and(|known| *known == spoken);
         if !known {
             self.facts.cards.insert(server.name.clone(), opened.result.clone());
-            self.store.hint(Write::Card(ServerCard {
-                server: server.name.clone(),
-                fingerprint: server.fingerprint(),
-                initialize_result: opened.result.clone(),
-                saved_at: self.now(),
-            }));
+            self.write_card(server, opened.result.clone());
         }
     }
 }

@@ -8,6 +8,7 @@ use mainstay_core::audit::{Action, Actor};
 use mainstay_core::code::Code;
 use mainstay_core::id::{ServerName, SessionKey};
 use mainstay_core::supervise::Phase;
+use mainstay_core::wire::modern::Era;
 use mainstay_store::Write;
 use mainstay_upstream::{ChildEnd, ChildSeen, LastFailure, OnDisk, Supervised, parse_label};
 use schemars::JsonSchema;
@@ -27,6 +28,8 @@ pub struct ServerSummary {
     /// Of a stdio server: `up`, `backing_off`, `quarantined`, `idle` (no child runs, the next call starts one) or
     /// `never_started`. Of an HTTP server: `reachable`, `unreachable` or `unknown` (nothing was asked of it).
     pub state: &'static str,
+    /// The newest era of the protocol that it is known to speak, `legacy` or `modern`; null if nothing is known.
+    pub era: Option<&'static str>,
     /// Live sessions with it.
     pub sessions: usize,
     /// Calls in flight to it.
@@ -172,6 +175,7 @@ impl Engine {
             transport: view.transport,
             path: view.path,
             state,
+            era: self.spoken_by(server).era().map(Era::as_str),
             sessions: view.sessions,
             calls: view.calls,
             seen: view.seen,

@@ -7,6 +7,7 @@ use dashmap::DashMap;
 use mainstay_core::audit::AuditEntry;
 use mainstay_core::id::{ServerName, SessionRef};
 use mainstay_core::resume::OwedDelete;
+use mainstay_core::wire::modern::Spoken;
 use mainstay_store::journal::{Counters, FILE_BYTES_MAX};
 use mainstay_upstream::Reach;
 use schemars::JsonSchema;
@@ -36,6 +37,8 @@ pub struct Facts {
     pub handover: Option<HandoverView>,
     /// What each server last said of itself.
     pub cards: DashMap<ServerName, Bytes>,
+    /// What was last written down of the eras of each.
+    pub eras: DashMap<ServerName, Spoken>,
 }
 
 /// The gateway as a whole.

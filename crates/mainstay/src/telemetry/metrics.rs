@@ -86,6 +86,8 @@ pub struct Scrape {
     pub queue_depth: u64,
     /// The children of each stdio server.
     pub children: Vec<ChildrenScrape>,
+    /// The servers whose era is known, each with that.
+    pub eras: Vec<(String, &'static str)>,
     /// Connections that read a session's stream.
     pub streams_open: u64,
     /// Calls in flight.
@@ -248,6 +250,11 @@ impl Scrape {
         registry.register_with_unit("mainstay_ledger_commit", text, Unit::Seconds, seconds);
         self.register_children(&mut registry);
         journal::register(&self.journal, &mut registry);
+        let eras = Family::<[Label; 2], Gauge>::default();
+        for (server, era) in &self.eras {
+            eras.get_or_create_owned(&[("server", server.as_str().into()), ("era", (*era).into())]).set(1);
+        }
+        registry.register("mainstay_server_era", "The newest era of the protocol that a server speaks: 1 for it", eras);
         for (name, text, value) in [
             ("mainstay_rows_refused", "Rows of the ledger that were found unreadable", self.rows_refused),
             ("mainstay_hints_dropped", "Hints that found the ledger's queue full", self.hints_dropped),

@@ -83,6 +83,7 @@ fn card() -> ServerCard {
         server: ServerName::parse("tickets").expect("a name"),
         fingerprint: [0xf1; 32],
         initialize_result: Bytes::from_static(b"{}"),
+        spoken: Spoken { legacy: Some(false), modern: Some(true) },
         saved_at: Timestamp::from_unix_millis(1),
     }
 }
@@ -139,7 +140,7 @@ fn the_layout_of_each_version_is_frozen() {
             "<04><02><00><00><00><07>tickets<00><00><00><0d>https://x/mcp<00><00><00><04>up-1<00><00>\
              <00><0a>2025-11-25<00*7><01><00><00><00><02><00*7><03><01><a1*32><01><00><00><00><04>down",
         ),
-        (encode_card(&card()), "<05><01><00><00><00><07>tickets<f1*32><00><00><00><02>{}<00*7><01>"),
+        (encode_card(&card()), "<05><02><00><00><00><07>tickets<f1*32><00><00><00><02>{}<00*7><01><01><02>"),
         (
             encode_audit(&entry()),
             "<06><01><00*7><01><00><02><00><00><00><05>alice<06><01><a1*32><01><00><00><00><05>files<00><00><00><07>because",
@@ -174,6 +175,14 @@ fn o1_a_tombstone_of_version_1_is_read_as_one_of_a_client_without_a_name() {
 }
 
 /// The first version of an owed delete ends before `session`.
+#[test]
+fn e5_a_card_of_version_1_is_read_as_one_of_a_server_whose_eras_are_not_known() {
+    let early = ServerCard { spoken: Spoken::default(), ..card() };
+    let golden = "<05><01><00><00><00><07>tickets<f1*32><00><00><00><02>{}<00*7><01>";
+    assert_eq!(shown(&card_of_version_1(&card())), golden);
+    assert_eq!(decode_card(&card_of_version_1(&card())), Ok(early));
+}
+
 #[test]
 fn u7_an_owed_delete_of_version_1_is_read_as_one_of_no_known_session() {
     let early = OwedDelete { session: None, last_error: None, ..owed() };
