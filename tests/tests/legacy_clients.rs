@@ -139,6 +139,17 @@ impl OldClient {
         Ok(text.with_context(|| format!("no text: {answer}"))?.to_owned())
     }
 
+    /// The response to `id`, if it is the last word on a stream that breaks: a worker that outlives its keeper for a moment
+    /// tells what has become of its calls.
+    async fn last_word(&mut self, id: &Value) -> Option<Value> {
+        let mut last = None;
+        while let Ok(Some(event)) = self.stream.next_event(BOUND).await {
+            self.cursor = event.id.or(self.cursor.take());
+            last = serde_json::from_str(&event.data).ok().filter(|message: &Value| message["id"] == *id).or(last);
+        }
+        last
+    }
+
     /// Everything up to the response to `id`, which is the last.
     async fn answer(&mut self, id: &Value) -> Result<Vec<Value>> {
         let mut messages = Vec::new();
@@ -265,8 +276,12 @@ async fn c8_r4_a_call_in_flight_is_answered_on_the_next_stream_or_told_as_unknow
             let id = client.send("tools/call", json!({"name": "slow", "arguments": {"ms": 2500}})).await?;
             stand.runs(server, "slow").await?;
             stand.fall(everything).await?;
+            let told = client.last_word(&id).await;
             client.come_back(way).await?;
-            let answer = client.answer(&id).await?.pop().unwrap_or_default();
+            let answer = match told {
+                Some(answer) => answer,
+                None => client.answer(&id).await?.pop().unwrap_or_default(),
+            };
             let label = format!("{server}, everything: {everything}, {way:?}: {answer}");
             if server == "s" && !everything {
                 assert!(answer.get("result").is_some(), "C8: the child's own answer, {label}");
