@@ -150,17 +150,21 @@ async fn t4_a_wrong_file_changes_nothing_and_says_why() -> Result<()> {
     Ok(())
 }
 
+/// A table of `server` with a variable of that value.
+fn with_setting(server: &UpS, name: &str, value: &str) -> Result<String> {
+    let head = format!("[servers.{name}]\n");
+    Ok(server.toml(name)?.replace(&head, &format!("{head}env = {{ SETTING = \"{value}\" }}\n")))
+}
+
 #[tokio::test]
 async fn t4_what_has_changed_is_started_anew_and_what_is_gone_ends_with_its_reason() -> Result<()> {
     let stand = Stand::new().await?;
     let (kept, changed) = (UpS::new(&[])?, UpS::new(&[])?);
-    let config = |changed: &str| -> Result<String> { Ok(format!("{}{changed}", kept.toml("kept")?)) };
     // The value of a variable is all that will be another.
-    let with_env = |value: &str| -> Result<String> {
-        let env = format!("[servers.changed]\nenv = {{ SETTING = \"{value}\" }}\n");
-        Ok(changed.toml("changed")?.replace("[servers.changed]\n", &env))
+    let config = |value: &str| -> Result<String> {
+        Ok(format!("{}{}", kept.toml("kept")?, with_setting(&changed, "changed", value)?))
     };
-    let first = format!("{}{}", config(&with_env("1")?)?, stand.up_h.toml("gone"));
+    let first = format!("{}{}", config("canary-one")?, stand.up_h.toml("gone"));
     let mut gateway = Gateway::start(&first, &[]).await?;
     let open = async |server: &str| RawClient::open(&gateway.url(server)?, VERSION).await;
     let (kept_client, changed_client, gone) = (open("kept").await?, open("changed").await?, open("gone").await?);
@@ -168,16 +172,32 @@ async fn t4_what_has_changed_is_started_anew_and_what_is_gone_ends_with_its_reas
     whoami(&gone).await?;
     let old = u32::try_from(changed_before["pid"].as_u64().context("a pid")?)?;
     let old = Proc::of(old).context("the old child lives")?;
-    let with_env =
-        changed.toml("changed")?.replace("[servers.changed]\n", "[servers.changed]\nenv = { NEW = \"1\" }\n");
-    gateway.rewrite_config(&config(&with_env)?)?;
+    gateway.rewrite_config(&config("canary-two")?)?;
+    let worker = gateway.worker().await?;
+    let announced = String::from_utf8(gateway.cli(&["reload", "--dry-run"]).await?.stdout)?;
+    assert_eq!(gateway.worker().await?, worker, "nothing was done");
+    assert!(gateway.status().await?["handover"].is_null(), "nor tried");
     let said = ordered(&gateway, "reload").await?;
-    assert!(said.contains("`changed` has changed") && said.contains("`gone` is gone"), "{said}");
+    for told in [announced, said] {
+        assert!(told.contains("`changed` is defined anew (env.SETTING changed)"), "{told}");
+        assert!(
+            told.contains("anew for its 1 sessions") && told.contains("`gone` is gone; its 1 sessions end"),
+            "{told}"
+        );
+        assert!(!told.contains("kept") && !told.contains("canary"), "{told}");
+    }
     // AC-06 (3): the old tree is gone within 10 s, whether anybody asks for the session or not.
     wait_until("the old child is gone", Duration::from_secs(10), async || !old.is_alive()).await?;
     let after = whoami(&changed_client).await?;
     assert_ne!(after["pid"], changed_before["pid"]);
     assert_eq!(changed.starts()?.len(), 2, "exactly one new");
+    let mut view = Value::Null;
+    wait_until("its end is told with its reason", BOUND, async || {
+        view = gateway.admin_get("/api/v1/servers/changed").await.map(|(_, view)| view).unwrap_or_default();
+        view["exits"][0]["reason"] == "definition changed"
+    })
+    .await
+    .with_context(|| view.to_string())?;
     assert_eq!(whoami(&kept_client).await?["pid"], kept_before["pid"], "who has not changed has not noticed");
     // U7: nothing is left at the server that is gone, and its session has ended with a reason.
     wait_until("the upstream session is deleted", BOUND, async || {
@@ -185,9 +205,37 @@ async fn t4_what_has_changed_is_started_anew_and_what_is_gone_ends_with_its_reas
     })
     .await?;
     let (_, listed) = gateway.admin_get("/api/v1/sessions?state=closed").await?;
-    let reason = &listed["sessions"][0];
-    assert!(reason.to_string().contains("no longer configured"), "{listed}");
+    let reason = &listed["sessions"][0]["reason"];
+    assert_eq!(*reason, "server removed: `gone` is no longer configured", "{listed}");
+    assert!(!gateway.log().contains("canary"), "I6: no value is in the log");
+    let again = String::from_utf8(gateway.cli(&["reload", "--dry-run"]).await?.stdout)?;
+    assert!(again.contains("would change nothing"), "{again}");
     Ok(())
+}
+
+#[tokio::test]
+async fn t4_a_call_in_flight_on_a_server_that_is_defined_anew_is_answered_before_its_process_ends() -> Result<()> {
+    let up = UpS::new(&[])?;
+    let config = |value: &str| -> Result<String> {
+        Ok(format!("{}[session]\ndrain_grace = \"20s\"\n", with_setting(&up, "s", value)?))
+    };
+    let mut gateway = Gateway::start(&config("one")?, &[]).await?;
+    let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    let before = whoami(&client).await?;
+    let slow = client.message("tools/call", json!({"name": "slow", "arguments": {"ms": 3000}}));
+    let exchange = client.post(&slow).await?;
+    assert!(exchange.is_sse(), "it has a stream to come back to");
+    gateway.rewrite_config(&config("two")?)?;
+    ordered(&gateway, "reload").await?;
+    // A worker that is killed meanwhile leaves that to the next.
+    gateway.kill_worker().await?;
+    let answered = client.follow(exchange).await?;
+    assert!(answered.result().is_ok(), "by the process that it was sent to: {answered:?}");
+    let after = whoami(&client).await?;
+    assert_ne!(after["pid"], before["pid"], "new calls go to the new definition");
+    assert_eq!(up.starts()?.len(), 2);
+    gateway.stop().await?;
+    gateway.assert_no_orphans().await
 }
 
 #[tokio::test]

@@ -265,6 +265,8 @@ fn o6_the_units_are_right() -> Result<()> {
     {
         assert!(service.lines().any(|written| written == line), "{line}");
     }
+    // A reload is no upgrade, and says why it is refused.
+    assert!(service.lines().any(|written| written == "ExecReload=/usr/bin/mainstay reload"));
     // What stdio servers would break of.
     for word in ["MemoryDenyWriteExecute", "RestrictNamespaces", "PrivateNetwork", "ProtectSystem=strict", "ProcSubset"]
     {

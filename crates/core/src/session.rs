@@ -18,6 +18,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thiserror::Error;
 
+pub use self::end::REMOVED;
 pub use self::restore::{Asked, RefusedReason, Restoration};
 use crate::id::{Epoch, ServerName, SessionKey};
 use crate::principal::Principal;
@@ -181,7 +182,7 @@ impl Tombstone {
         self.state == State::Deleted && self.cause() == end::BY_DRAIN
     }
 
-    /// The reason as one of few words: `delete`, `drain`, `idle`, `unconfirmed`, `contract`, `row`, or `order` for an
+    /// The reason as one of few words: `delete`, `drain`, `idle`, `unconfirmed`, `contract`, `row`, `removed`, or `order` for an
     /// operator's own.
     pub fn cause(&self) -> &'static str {
         end::cause(&self.reason)

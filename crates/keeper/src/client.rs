@@ -340,7 +340,7 @@ impl Custody {
         match self.ask(|request| ToKeeper::Spawn { request, spawn }).await {
             Some(Reply::Spawned(spawned)) => Ok(spawned),
             Some(Reply::SpawnFailed(failure, detail)) => Err(SpawnError::Failed { failure, detail }),
-            Some(Reply::StderrTail(_) | Reply::Succeeding | Reply::NotSucceeding(_)) | None => {
+            Some(Reply::StderrTail(_) | Reply::Succeeding(_) | Reply::NotSucceeding(_)) | None => {
                 Err(SpawnError::Detached)
             }
         }
@@ -399,9 +399,8 @@ impl Custody {
     pub async fn stderr_tail(&self, child: ChildId) -> Bytes {
         match self.ask(|request| ToKeeper::StderrTail { request, child }).await {
             Some(Reply::StderrTail(bytes)) => bytes,
-            Some(Reply::Spawned(_) | Reply::SpawnFailed(..) | Reply::Succeeding | Reply::NotSucceeding(_)) | None => {
-                Bytes::new()
-            }
+            Some(Reply::Spawned(_) | Reply::SpawnFailed(..) | Reply::Succeeding(_) | Reply::NotSucceeding(_))
+            | None => Bytes::new(),
         }
     }
 
@@ -410,16 +409,28 @@ impl Custody {
         self.shared.send(&ToKeeper::Shutdown { retire }).await;
     }
 
-    /// Asks for a successor: with the settings that are in force by then, or, for an `upgrade`, of the program as it is
-    /// on disk by then. Resolves `Ok` once nothing stands against it, just ahead of [`Order::HandOver`]; what becomes of
-    /// it is told to the next worker as [`Welcome::handover`].
+    /// Asks for a successor: a worker of the program that is installed now with `upgrade`, else of the same one with the
+    /// settings as they are read now. Returns with those once it is certain to be tried; [`Order::HandOver`] follows.
     ///
     /// # Errors
-    /// It was refused: there is one already, the gateway is about to stop, or the program that was asked for can't serve
-    /// or does not accept the configuration. Nothing has changed.
-    pub async fn succeed(&self, upgrade: bool) -> Result<(), HandoverRefused> {
-        match self.ask(|request| ToKeeper::Succeed { request, upgrade }).await {
-            Some(Reply::Succeeding) => Ok(()),
+    /// It was refused: there is one already, the gateway is about to stop, the program that was asked for can't serve or
+    /// does not accept the configuration, or nothing has changed ([`UNCHANGED`](crate::UNCHANGED)). Nothing has changed.
+    pub async fn succeed(&self, upgrade: bool) -> Result<Bytes, HandoverRefused> {
+        self.ask_for_successor(upgrade, false).await
+    }
+
+    /// Asks with which settings a successor of the same program would serve, and no more: nothing changes, and no order
+    /// follows.
+    ///
+    /// # Errors
+    /// As [`succeed`](Self::succeed).
+    pub async fn rehearse(&self) -> Result<Bytes, HandoverRefused> {
+        self.ask_for_successor(false, true).await
+    }
+
+    async fn ask_for_successor(&self, upgrade: bool, rehearse_only: bool) -> Result<Bytes, HandoverRefused> {
+        match self.ask(|request| ToKeeper::Succeed { request, upgrade, rehearse_only }).await {
+            Some(Reply::Succeeding(settings)) => Ok(settings),
             Some(Reply::NotSucceeding(reason)) => Err(HandoverRefused { reason }),
             Some(Reply::Spawned(_) | Reply::SpawnFailed(..) | Reply::StderrTail(_)) | None => {
                 Err(HandoverRefused { reason: "the keeper is gone".to_owned() })

@@ -337,8 +337,8 @@ impl Keeper {
                 self.shutdown.set(Some(retire));
                 self.shutdown_asked.notify_one();
             }
-            ToKeeper::Succeed { request, upgrade } => {
-                let asked = Asked { link: Rc::clone(link), request, upgrade };
+            ToKeeper::Succeed { request, upgrade, rehearse_only } => {
+                let asked = Asked { link: Rc::clone(link), request, upgrade, rehearse_only };
                 match &mut *self.succession.borrow_mut() {
                     Some(_) => asked.refuse(UNDER_WAY),
                     slot => *slot = Some(asked),
@@ -375,6 +375,8 @@ pub(crate) struct Asked {
     request: u64,
     /// Of another program, rather than with other settings alone.
     pub(crate) upgrade: bool,
+    /// Whether it is only to be said what would come of it.
+    pub(crate) rehearse_only: bool,
 }
 
 impl Asked {
@@ -384,9 +386,9 @@ impl Asked {
         self.answer(ToWorker::NotSucceeding { request: self.request, reason });
     }
 
-    /// Nothing stands against it.
-    pub(crate) fn grant(&self) {
-        self.answer(ToWorker::Succeeding { request: self.request });
+    /// Nothing stands against it, and with these settings the next worker would serve.
+    pub(crate) fn grant(&self, settings: Bytes) {
+        self.answer(ToWorker::Succeeding { request: self.request, settings });
     }
 
     fn answer(&self, reply: ToWorker) {

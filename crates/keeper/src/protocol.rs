@@ -16,7 +16,7 @@ use fields::{Fields, put_blob, put_handover, put_identity, put_list, put_number,
 pub(crate) mod fields;
 
 /// The version that both ends must have in common. Raised whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// The longest frame in either direction, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -97,6 +97,8 @@ pub(crate) enum ToKeeper {
     Succeed {
         request: u64,
         upgrade: bool,
+        /// Whether only the rehearsal is wanted, and no successor.
+        rehearse_only: bool,
     },
     /// The connection's socket travels with the first byte.
     Connection(Passing),
@@ -155,6 +157,8 @@ pub(crate) enum ToWorker {
     HandOver,
     Succeeding {
         request: u64,
+        /// What the rehearsal has answered with.
+        settings: Bytes,
     },
     NotSucceeding {
         request: u64,
@@ -283,9 +287,10 @@ impl ToKeeper {
                 body.put_u64_le(child.get());
             }),
             Self::Shutdown { retire } => out.put(kind::SHUTDOWN, |body| body.put_u8(u8::from(*retire))),
-            Self::Succeed { request, upgrade } => out.put(kind::SUCCEED, |body| {
+            Self::Succeed { request, upgrade, rehearse_only } => out.put(kind::SUCCEED, |body| {
                 body.put_u64_le(*request);
                 body.put_u8(u8::from(*upgrade));
+                body.put_u8(u8::from(*rehearse_only));
             }),
             Self::Connection(passing) => passing.encode(kind::CONNECTION_FROM, out),
             Self::HandedOver => out.put(kind::HANDED_OVER, |_| ()),
@@ -310,7 +315,11 @@ impl ToKeeper {
             kind::FORGET => Self::Forget { child: fields.child()? },
             kind::STDERR_TAIL_WANTED => Self::StderrTail { request: fields.u64("request")?, child: fields.child()? },
             kind::SHUTDOWN => Self::Shutdown { retire: fields.flag("retire")? },
-            kind::SUCCEED => Self::Succeed { request: fields.u64("request")?, upgrade: fields.flag("upgrade")? },
+            kind::SUCCEED => Self::Succeed {
+                request: fields.u64("request")?,
+                upgrade: fields.flag("upgrade")?,
+                rehearse_only: fields.flag("rehearse_only")?,
+            },
             kind::CONNECTION_FROM => Self::Connection(Passing::decode(&mut fields)?),
             kind::HANDED_OVER => Self::HandedOver,
             kind::PONG => Self::Pong,
@@ -382,7 +391,9 @@ impl ToWorker {
             }
             Self::Drain { retire } => out.put(kind::DRAIN, |body| body.put_u8(u8::from(*retire))),
             Self::HandOver => out.put(kind::HAND_OVER, |_| ()),
-            Self::Succeeding { request } => out.put(kind::SUCCEEDING, |body| body.put_u64_le(*request)),
+            Self::Succeeding { request, settings } => {
+                out.put_with_payload(kind::SUCCEEDING, settings, |body| body.put_u64_le(*request));
+            }
             Self::NotSucceeding { request, reason } => out.put(kind::NOT_SUCCEEDING, |body| {
                 body.put_u64_le(*request);
                 put_blob(body, reason.as_bytes());
@@ -421,7 +432,7 @@ impl ToWorker {
             kind::STDERR_TAIL => Self::StderrTail { request: fields.u64("request")?, bytes: fields.rest() },
             kind::DRAIN => Self::Drain { retire: fields.flag("retire")? },
             kind::HAND_OVER => Self::HandOver,
-            kind::SUCCEEDING => Self::Succeeding { request: fields.u64("request")? },
+            kind::SUCCEEDING => Self::Succeeding { request: fields.u64("request")?, settings: fields.rest() },
             kind::NOT_SUCCEEDING => {
                 Self::NotSucceeding { request: fields.u64("request")?, reason: fields.text("reason")? }
             }

@@ -103,7 +103,7 @@ fn run(cli: Cli, out: &Output) -> Result<(), Failure> {
         Command::Owed(command) => owed::run(&command, out),
         Command::Audit(args) => audit::run(&args, out),
         Command::Keys(keys::Command::Rotate(place)) => keys::rotate(&place, out),
-        Command::Reload(place) => handover::reload(&place, out),
+        Command::Reload(args) => handover::reload(&args, out),
         Command::Upgrade(place) => handover::upgrade(&place, out),
         Command::Rehearse(args) => rehearse::run(args, out),
         Command::Stop(args) => stop::run(&args, out),
@@ -172,7 +172,7 @@ enum Command {
     #[command(subcommand)]
     Keys(keys::Command),
     /// Put the changed configuration of a running gateway in force; no call fails, and a wrong file changes nothing
-    Reload(Place),
+    Reload(handover::ReloadArgs),
     /// Go on with the program that now stands where the running gateway's was; no call fails
     Upgrade(Place),
     /// Stop a running gateway; its sessions are kept, unless it is retired

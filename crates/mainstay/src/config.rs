@@ -15,12 +15,14 @@ use mainstay_core::id::ServerName;
 use mainstay_core::wire::modern::Era;
 use mainstay_upstream::Transport;
 
+pub use changes::{Changes, ServerChange, SettingChange, flattened};
 pub use diagnostic::{Diagnostic, Location};
 pub use file::Listen as ListenAddress;
 pub use load::{Faults, Loaded, Overrides, Single, Source, Surroundings, load};
 pub use snapshot::SnapshotError;
 pub use tokens::{DIGEST_PREFIX, TokenUnfit, TokenValue};
 
+mod changes;
 mod check;
 mod clients;
 mod convert;

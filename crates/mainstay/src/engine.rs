@@ -350,9 +350,9 @@ impl Engine {
         self.held.lock().iter().map(|(key, held)| (*key, held.open.len())).collect()
     }
 
-    /// The sessions whose children are held, with the children's labels.
-    pub(crate) fn held_labels(&self) -> Vec<(SessionKey, Vec<u8>)> {
-        self.held.lock().iter().map(|(key, held)| (*key, held.label.clone())).collect()
+    /// The sessions whose children are held, with the children's labels, and how many calls those have open.
+    pub(crate) fn held_labels(&self) -> Vec<(SessionKey, Vec<u8>, usize)> {
+        self.held.lock().iter().map(|(key, held)| (*key, held.label.clone(), held.open.len())).collect()
     }
 
     /// The sessions whose children are held.

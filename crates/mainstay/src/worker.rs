@@ -26,6 +26,7 @@ use crate::auth::{Auth, Tokens};
 use crate::config::{self, Config, StoreKind};
 use crate::engine::census::Census;
 use crate::engine::handover::HandoverView;
+use crate::engine::handover::changes::{Changes, ServerChange, ServerFate, SettingChangeView};
 use crate::engine::leavers::Leavers;
 use crate::engine::tally::Tally;
 use crate::engine::view::{Facts, KnobView};
@@ -59,11 +60,15 @@ async fn serve(file: Option<PathBuf>) -> anyhow::Result<()> {
     let facts = Facts {
         keeper_pid: keeper.pid(),
         worker_number,
-        knobs: knobs(&config.to_json(), ""),
+        knobs: knobs(&config),
         mcp: mcp.local_addr()?.to_string(),
         admin: admin_listener.local_addr()?.to_string(),
         keeper_version,
         handover: handover.map(HandoverView::of),
+        compare: {
+            let in_force = config.clone();
+            Some(Box::new(move |next: &[u8]| compared(&in_force, next)))
+        },
         ..Facts::default()
     };
     let (engine, notices) = tokio::select! {
@@ -284,18 +289,28 @@ fn served(config: &Config) -> anyhow::Result<Vec<Served>> {
 }
 
 /// Every setting in force by its dotted name.
-fn knobs(value: &serde_json::Value, name: &str) -> Vec<KnobView> {
-    match value {
-        serde_json::Value::Object(members) => members
-            .iter()
-            .flat_map(|(key, value)| knobs(value, &if name.is_empty() { key.clone() } else { format!("{name}.{key}") }))
-            .collect(),
-        serde_json::Value::String(text) => vec![KnobView { name: name.to_owned(), value: text.clone() }],
-        serde_json::Value::Null
-        | serde_json::Value::Bool(_)
-        | serde_json::Value::Number(_)
-        | serde_json::Value::Array(_) => vec![KnobView { name: name.to_owned(), value: value.to_string() }],
-    }
+fn knobs(config: &Config) -> Vec<KnobView> {
+    let settings = config::flattened(&config.to_json());
+    settings.into_iter().map(|(name, value)| KnobView { name, value }).collect()
+}
+
+/// What changes from `in_force` to the configuration in bytes that a rehearsal has answered with; `None` if this version
+/// does not understand them.
+fn compared(in_force: &Config, next: &[u8]) -> Option<Changes> {
+    let config::Changes { added, removed, changed, settings } = in_force.changes(&Config::from_snapshot(next).ok()?);
+    let whole = |server, change| ServerChange { server, change, fields: Vec::new() };
+    let added = added.into_iter().map(|server| whole(server, ServerFate::Added));
+    let removed = removed.into_iter().map(|server| whole(server, ServerFate::Removed));
+    let changed = changed.into_iter().map(|change| ServerChange {
+        fields: change.fields,
+        ..whole(change.server, if change.redefined { ServerFate::Redefined } else { ServerFate::Adjusted })
+    });
+    let settings = settings.into_iter().map(|config::SettingChange { name, before, after }| SettingChangeView {
+        name,
+        before,
+        after,
+    });
+    Some(Changes { servers: added.chain(removed).chain(changed).collect(), settings: settings.collect() })
 }
 
 fn settings(config: &Config) -> Settings {

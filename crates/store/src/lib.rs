@@ -326,6 +326,19 @@ impl Store {
         }
     }
 
+    /// How many rows of live sessions each server has, readable or not, by the names in their columns; only those that have
+    /// any. It looks at every row, so it is for operators.
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub async fn count_by_server(&self) -> Result<Vec<(ServerName, u64)>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.count_by_server().await,
+            Self::Memory(store) => Ok(store.count_by_server()),
+        }
+    }
+
     /// How many sessions the ledger holds in each state, ended ones as long as their tombstones are kept. Rows that can't be
     /// read count by what their columns say. It goes through indices alone, and looks at each of their entries.
     ///

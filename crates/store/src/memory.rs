@@ -135,6 +135,14 @@ impl MemoryStore {
         counts.into_iter().collect()
     }
 
+    pub(crate) fn count_by_server(&self) -> Vec<(ServerName, u64)> {
+        let mut counts = BTreeMap::new();
+        for record in self.read().sessions.values() {
+            *counts.entry(record.server.clone()).or_insert(0) += 1;
+        }
+        counts.into_iter().collect()
+    }
+
     pub(crate) fn count_by_state(&self) -> Vec<(State, u64)> {
         let tables = self.read();
         let live = tables.sessions.values().map(|record| record.state);

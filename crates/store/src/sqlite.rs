@@ -148,6 +148,10 @@ impl SqliteStore {
         self.read(Reader::count_by_principal).await
     }
 
+    pub(crate) async fn count_by_server(&self) -> Result<Vec<(ServerName, u64)>, StoreError> {
+        self.read(Reader::count_by_server).await
+    }
+
     pub(crate) async fn count_by_state(&self) -> Result<Vec<(State, u64)>, StoreError> {
         self.read(Reader::count_by_state).await
     }

@@ -25,11 +25,12 @@ use crate::handshake::{Handshake, Opened};
 use crate::kept::{self, Kept, Past, Setting};
 use crate::notice::{Notice, Notices};
 use crate::server::Server;
+use crate::task::spawn as spawn_task;
 use crate::upstreams::{Destination, Upstreams};
 use crate::wire::lock;
 
 pub use dismiss::dismiss;
-pub(crate) use dismiss::end_held;
+pub(crate) use dismiss::dismiss_of;
 pub use label::{Label, parse_label};
 pub(crate) use mask::Mask;
 pub use program::OnDisk;
@@ -40,6 +41,7 @@ pub(crate) use supervision::Supervision;
 pub use supervision::{ChildCounts, ChildEnd, ChildSeen, LastFailure, Supervised};
 
 use end::End;
+pub use end::Why;
 use running::{Registration, Running, Waiting};
 
 mod acks;
@@ -111,10 +113,16 @@ impl Child {
             let parts = (upstreams, &destination);
             let handed_over = (held.child, &held.open[..], held.events);
             let lease = destination.supervision.adopt(spawned_at);
-            let (running, pump) = Running::start(parts, &notices, custody, handed_over, (lease, None));
-            running.lease.attach(running.id, &running, None);
+            // What a child of another definition was given in confidence is not known any more.
+            let mask = past.is_redefined.then(Mask::of_everything);
+            let (running, pump) = Running::start(parts, &notices, custody, handed_over, (lease, mask));
+            running.lease.attach(running.id, Arc::downgrade(&running), None);
             if told {
                 running.mark_initialized();
+            }
+            if past.is_redefined {
+                running.mark_retired(destination.server.calls_grace);
+                spawn_task(Arc::clone(&running).retire(Why::Redefined));
             }
             Current { running, pump }
         });
@@ -290,18 +298,18 @@ impl Child {
         }
     }
 
-    /// Ends the link; with `delete`, the process too.
-    pub(crate) async fn end(&self, delete: bool) {
+    /// Ends the link, and for a reason the process too.
+    pub(crate) async fn end(&self, why: Option<Why>) {
         let (current, previous) = {
             let mut state = lock(&self.state);
             state.kept.ended = true;
-            (state.current.take_if(|_| delete), state.previous.take_if(|_| delete))
+            (state.current.take_if(|_| why.is_some()), state.previous.take_if(|_| why.is_some()))
         };
         // Nobody comes back to a session that is over.
         previous.inspect(|previous| previous.settle_all());
-        if let Some(current) = current {
+        if let Some((current, why)) = current.zip(why) {
             current.running.settle_all();
-            current.running.stop().await;
+            current.running.stop(why).await;
         } else if let Some(current) = &lock(&self.state).current {
             current.release();
         }

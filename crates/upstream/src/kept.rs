@@ -11,7 +11,7 @@ use mainstay_keeper::client::Held;
 
 use crate::call::Call;
 use crate::catalogue::{Catalogue, Page, asks_first_page};
-use crate::child::{self, parse_label};
+use crate::child::{self, Why, parse_label};
 use crate::handshake::{self, Handshake, Opened};
 use crate::notice::{Notice, Notices};
 use crate::server::{Reach, Server};
@@ -156,15 +156,18 @@ pub(crate) enum Setting {
 pub(crate) struct Past {
     pub(crate) record: Option<ResumeRecord>,
     pub(crate) held: Option<Held>,
+    /// Whether `held` is of another definition, and stays for the calls that it runs only.
+    pub(crate) is_redefined: bool,
     /// Why nothing is left of an instance that the client has used.
     loss: Option<&'static str>,
 }
 
 impl Past {
     /// Sorts what is left. The record of another definition is dropped with an owed delete (U2), its child is ended (C9,
-    /// T4), and so is one that was never told a word.
+    /// T4) once the calls that it runs are answered or their grace is over, and so is one that was never told a word, at
+    /// once.
     pub(crate) fn of(
-        (upstreams, destination): (&Upstreams, &Destination),
+        (upstreams, destination): (&Arc<Upstreams>, &Arc<Destination>),
         notices: &Notices,
         confirmed: bool,
         (record, held): (Option<ResumeRecord>, Option<Held>),
@@ -186,6 +189,7 @@ impl Past {
         if loss.is_none() && record.as_ref().is_some_and(was_connection) && server.is_http() {
             loss = Some(CONNECTION_ENDED);
         }
+        let mut is_redefined = false;
         let held = held.and_then(|held| {
             let own = parse_label(&held.label).is_some_and(|label| label.definition == server.definition());
             if own && held.frames_accepted > 0 {
@@ -194,17 +198,19 @@ impl Past {
             if !own {
                 loss = Some(DEFINITION_CHANGED);
             }
-            if let Some(custody) = upstreams.parts.custody.clone() {
-                let grace = server.stop_grace;
-                spawn(async move { child::end_held(&custody, held, grace).await });
+            if !own && !held.open.is_empty() && !server.is_http() {
+                is_redefined = true;
+                return Some(held);
             }
+            let why = if own { Why::NeverUp } else { Why::Redefined };
+            spawn(child::dismiss_of(Arc::clone(upstreams), Arc::clone(destination), held, why));
             None
         });
         // The client has used the session, so there was an instance, and nobody can say what was in it (U6).
         if confirmed && record.is_none() && held.is_none() {
             loss = loss.or(Some(RECORD_LOST));
         }
-        Self { record, held, loss }
+        Self { record, held, is_redefined, loss }
     }
 }
 

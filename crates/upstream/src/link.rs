@@ -12,7 +12,7 @@ use mainstay_keeper::client::Held;
 use tokio::sync::mpsc;
 
 use crate::call::{Answer, AnswerStream, Call};
-use crate::child::Child;
+use crate::child::{Child, Why};
 use crate::dual::Dual;
 use crate::failure::Failure;
 use crate::handshake::{Handshake, Opened};
@@ -37,6 +37,8 @@ enum Way {
 pub enum Ending {
     /// The session is over: the upstream session is deleted, the child ended.
     Delete,
+    /// The session is unused for long: the child is ended, an upstream session kept for whoever comes back (S11).
+    Suspend,
     /// The worker goes: a later one takes the instance up again.
     KeepForResume,
 }
@@ -246,14 +248,18 @@ impl Link {
     /// Ends the link; calls in flight fail, later ones are [`Failure::Ended`]. Takes at most
     /// [`SETTLE_BOUND`](crate::SETTLE_BOUND).
     ///
-    /// With [`Ending::Delete`], returns the DELETE that is still owed. With [`Ending::KeepForResume`] nothing is sent
+    /// With [`Ending::Delete`], returns the DELETE that is still owed. With the others nothing is sent
     /// to the server; [`record`](Self::record) is what the next worker needs.
     pub async fn end(&self, ending: Ending) -> Option<OwedDelete> {
-        let delete = ending == Ending::Delete;
         match &self.0 {
-            Way::Http(http) => http.end(delete).await,
+            Way::Http(http) => http.end(ending == Ending::Delete).await,
             Way::Child(child) => {
-                child.end(delete).await;
+                let why = match ending {
+                    Ending::Delete => Some(Why::SessionEnded),
+                    Ending::Suspend => Some(Why::Suspended),
+                    Ending::KeepForResume => None,
+                };
+                child.end(why).await;
                 None
             }
         }

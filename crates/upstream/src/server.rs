@@ -31,6 +31,8 @@ pub struct Server {
     pub stop_grace: Duration,
     /// The era of the protocol that it speaks, if the operator says so (E5).
     pub era: Option<Era>,
+    /// How long the calls of a child may go on whose server was defined anew meanwhile (T4).
+    pub calls_grace: Duration,
 }
 
 /// The two ways to a server.
@@ -80,6 +82,8 @@ impl Server {
     pub const HANDSHAKE_BOUND: Duration = Duration::from_secs(30);
     /// The default of [`stop_grace`](Self::stop_grace).
     pub const STOP_GRACE: Duration = Duration::from_secs(2);
+    /// The default of [`calls_grace`](Self::calls_grace).
+    pub const CALLS_GRACE: Duration = Duration::from_secs(5);
 
     /// A server with the default bounds.
     pub fn new(name: ServerName, reach: Reach) -> Self {
@@ -92,6 +96,7 @@ impl Server {
             safe_tools: Vec::new(),
             stop_grace: Self::STOP_GRACE,
             era: None,
+            calls_grace: Self::CALLS_GRACE,
         }
     }
 

@@ -17,13 +17,13 @@ use hyper_util::client::legacy::{Client, Error as ClientError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use mainstay_core::id::ServerName;
 use mainstay_core::time::Timestamp;
-use mainstay_keeper::client::Custody;
+use mainstay_keeper::client::{Custody, Held};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use crate::bridge::Annotated;
 use crate::catalogue::Pages;
-use crate::child::{Mask, Stamp, Supervised, Supervision};
+use crate::child::{Mask, Stamp, Supervised, Supervision, Why, dismiss_of};
 use crate::contact::{Contact, Contacts};
 use crate::era::Eras;
 use crate::failure::Failure;
@@ -204,6 +204,12 @@ impl Upstreams {
         let destination = self.destination(server);
         destination.supervision.lift();
         destination.supervision.retire().await
+    }
+
+    /// Ends a child of `server` in custody that no session wants, as [`dismiss`](crate::dismiss) does, and remembers its
+    /// end. Words for `why` are what operators see.
+    pub async fn dismiss(self: &Arc<Self>, server: &Arc<Server>, held: Held, why: Why) {
+        dismiss_of(Arc::clone(self), self.destination(server), held, why).await;
     }
 
     /// `text`, a part of what `server` wrote, without what it is given in confidence. May read files.

@@ -80,12 +80,15 @@ pub(super) fn cause(reason: &str) -> &'static str {
         UNCONFIRMED => "unconfirmed",
         CONTRACT_CHANGED => "contract",
         NOT_LIVE => "row",
+        reason if reason.starts_with(REMOVED) => "removed",
         _ => "order",
     }
 }
 
 /// The word for the reasons of a drain.
 pub(super) const BY_DRAIN: &str = "drain";
+/// How the reason of an ending begins whose server is not configured any more (T4).
+pub const REMOVED: &str = "server removed";
 pub(super) const DRAINED: &str = "drained";
 pub(super) const DRAIN_CUT: &str = "drained, cut short by a restart of the gateway";
 pub(super) const CONTRACT_CHANGED: &str = "the auth contract changed";

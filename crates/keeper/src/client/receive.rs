@@ -118,7 +118,7 @@ impl Receiver {
             ToWorker::StderrTail { request, bytes } => self.reply(request, Reply::StderrTail(bytes)),
             ToWorker::Ping => self.shared.send_now(&ToKeeper::Pong),
             ToWorker::HandOver => self.order(Order::HandOver),
-            ToWorker::Succeeding { request } => self.reply(request, Reply::Succeeding),
+            ToWorker::Succeeding { request, settings } => self.reply(request, Reply::Succeeding(settings)),
             ToWorker::NotSucceeding { request, reason } => self.reply(request, Reply::NotSucceeding(reason)),
             ToWorker::Refused { .. }
             | ToWorker::Welcome(_)

@@ -28,7 +28,7 @@ pub(super) enum Reply {
     Spawned(Spawned),
     SpawnFailed(SpawnFailure, String),
     StderrTail(Bytes),
-    Succeeding,
+    Succeeding(Bytes),
     NotSucceeding(String),
 }
 

@@ -100,7 +100,11 @@ fn to_keeper() -> impl Strategy<Value = ToKeeper> {
         child().prop_map(|child| ToKeeper::Forget { child }),
         (any::<u64>(), child()).prop_map(|(request, child)| ToKeeper::StderrTail { request, child }),
         any::<bool>().prop_map(|retire| ToKeeper::Shutdown { retire }),
-        (any::<u64>(), any::<bool>()).prop_map(|(request, upgrade)| ToKeeper::Succeed { request, upgrade }),
+        (any::<u64>(), any::<bool>(), any::<bool>()).prop_map(|(request, upgrade, rehearse_only)| ToKeeper::Succeed {
+            request,
+            upgrade,
+            rehearse_only
+        }),
         passing().prop_map(ToKeeper::Connection),
         Just(ToKeeper::HandedOver),
         Just(ToKeeper::Pong),
@@ -156,7 +160,7 @@ fn to_worker() -> impl Strategy<Value = ToWorker> {
         (any::<u64>(), bytes(99)).prop_map(|(request, bytes)| ToWorker::StderrTail { request, bytes }),
         any::<bool>().prop_map(|retire| ToWorker::Drain { retire }),
         Just(ToWorker::HandOver),
-        any::<u64>().prop_map(|request| ToWorker::Succeeding { request }),
+        (any::<u64>(), bytes(300)).prop_map(|(request, settings)| ToWorker::Succeeding { request, settings }),
         (any::<u64>(), ".{0,9}").prop_map(|(request, reason)| ToWorker::NotSucceeding { request, reason }),
         passing().prop_map(ToWorker::Connection),
         Just(ToWorker::Ping),

@@ -72,10 +72,13 @@ impl Dispatcher {
             Ok(settings) => settings,
             Err(reason) => {
                 tracing::warn!(upgrade, reason, "a handover is refused; everything stays as it is");
+                let is_attempt = asked.as_ref().is_none_or(|asked| !asked.rehearse_only);
                 if let Some(asked) = asked {
                     asked.refuse(&reason);
                 }
-                self.keeper.set_handover(Some(terms.not_succeeded(String::new(), reason)));
+                if is_attempt {
+                    self.keeper.set_handover(Some(terms.not_succeeded(String::new(), reason)));
+                }
                 return;
             }
         };
@@ -87,7 +90,10 @@ impl Dispatcher {
             return;
         }
         if let Some(asked) = asked {
-            asked.grant();
+            asked.grant(settings.clone());
+            if asked.rehearse_only {
+                return;
+            }
         }
         self.tell.tell(Stage::HandoverBegun);
         let Some(attended) = &mut self.worker else {

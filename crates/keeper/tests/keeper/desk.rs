@@ -126,7 +126,11 @@ impl Desk {
         let number = text.parse().unwrap_or_default();
         match command {
             "succeed" => match self.custody.succeed(first == "upgrade").await {
-                Ok(()) => "granted".to_owned(),
+                Ok(_settings) => "granted".to_owned(),
+                Err(refused) => format!("refused {}", refused.reason.replace('\n', "|")),
+            },
+            "rehearse" => match self.custody.rehearse().await {
+                Ok(settings) => format!("would be {}", String::from_utf8_lossy(&settings)),
                 Err(refused) => format!("refused {}", refused.reason.replace('\n', "|")),
             },
             "idle" => self.idle.lock().await.len().to_string(),

@@ -29,7 +29,11 @@ fn reload(probe: &Probe, talk: &mut Talk) -> Talk {
     let in_force = talk.ask("settings");
     if probe.offers(&in_force) {
         assert_eq!(talk.ask("succeed reload"), format!("refused {UNCHANGED}"));
-        probe.offer_settings(&format!("{in_force}+"));
+        assert_eq!(talk.ask("rehearse"), format!("refused {UNCHANGED}"));
+        let offered = format!("{in_force}+");
+        probe.offer_settings(&offered);
+        assert_eq!(talk.ask("rehearse"), format!("would be {offered}"));
+        assert_eq!((talk.worker().1, talk.ask("settings")), (number, in_force), "nothing has changed");
     }
     assert_eq!(talk.ask("succeed reload"), "granted");
     probe.connect_beyond(number)

@@ -208,6 +208,12 @@ pub(super) const ROUTES: &[Route] = &[
         || post(handover::reload),
     ),
     order(
+        "/api/v1/reload/rehearse",
+        "Say what a reload would do; nothing changes",
+        Answer::Json(200, schema::<handover::Rehearsed>),
+        || post(handover::rehearse),
+    ),
+    order(
         "/api/v1/upgrade",
         "Go on with the program that is installed now",
         Answer::Json(202, schema::<handover::Ordered>),

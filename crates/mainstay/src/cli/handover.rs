@@ -12,14 +12,35 @@ use super::failure::Failure;
 use super::output::{Output, plain};
 use crate::runtime::Clock;
 
-/// Puts the changed configuration in force.
-pub(super) fn reload(place: &Place, out: &Output) -> Result<(), Failure> {
-    hand_over(place, out, "reload")
+#[derive(Debug, clap::Args)]
+pub(super) struct ReloadArgs {
+    /// Only say what would change, and how many sessions that concerns
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Puts the changed configuration in force, or says what that would do.
+pub(super) fn reload(args: &ReloadArgs, out: &Output) -> Result<(), Failure> {
+    if args.dry_run { rehearse(&args.place, out) } else { hand_over(&args.place, out, "reload") }
 }
 
 /// Goes on with the program that is installed now.
 pub(super) fn upgrade(place: &Place, out: &Output) -> Result<(), Failure> {
     hand_over(place, out, "upgrade")
+}
+
+fn rehearse(place: &Place, out: &Output) -> Result<(), Failure> {
+    let rehearsed: Result<Rehearsed, _> = Api::find(place)?.post("/reload/rehearse", &json!({}));
+    let rehearsed = rehearsed.map_err(|failure| failure.hint("a reload would be refused for the same reason"))?;
+    if out.is_json() {
+        return out.document(&rehearsed);
+    }
+    match rehearsed.changes {
+        Some(changes) => out.line(&format!("a reload would do this; nothing was done:{}", listed(&changes))),
+        None => out.line("a reload would change nothing"),
+    }
 }
 
 fn hand_over(place: &Place, out: &Output, order: &str) -> Result<(), Failure> {
@@ -28,31 +49,64 @@ fn hand_over(place: &Place, out: &Output, order: &str) -> Result<(), Failure> {
     let ordered = match api.post(&format!("/{order}"), &json!({})) {
         Ok(ordered) => ordered,
         // The answer was lost on the way, perhaps with the worker that gave it: what has come of it shows.
-        Err(failure) if failure.is_not_running() => Ordered { worker: before.worker, begun: true },
+        Err(failure) if failure.is_not_running() => Ordered { worker: before.worker, begun: true, changes: None },
         Err(failure) => return Err(failure.hint("nothing was changed; the gateway goes on as it was")),
     };
     if !ordered.begun {
-        return told(
-            out,
-            &Outcome { begun: false, changes: Vec::new(), version: &before.version },
-            "nothing has changed",
-        );
+        let outcome =
+            Outcome { begun: false, changes: Vec::new(), servers: &[], settings: &[], version: &before.version };
+        return told(out, &outcome, "nothing has changed");
     }
     let after = wait(&api, &before, ordered.worker, out)?;
-    let changes = differences(&before.knobs, &after.knobs);
-    let mut text = match order {
+    let changes = ordered.changes.unwrap_or_default();
+    let text = match order {
         "upgrade" => format!("upgraded from {} to {}", plain(&before.version), plain(&after.version)),
         _ => "the new configuration is in force".to_owned(),
     };
-    for change in &changes {
-        text.push_str("\n  ");
-        text.push_str(change);
-    }
-    told(out, &Outcome { begun: true, changes, version: &after.version }, &text)
+    let outcome = Outcome {
+        begun: true,
+        changes: sentences(&changes),
+        servers: &changes.servers,
+        settings: &changes.settings,
+        version: &after.version,
+    };
+    told(out, &outcome, &format!("{text}{}", listed(&changes)))
 }
 
 fn told(out: &Output, outcome: &Outcome<'_>, text: &str) -> Result<(), Failure> {
     if out.is_json() { out.document(outcome) } else { out.line(text) }
+}
+
+fn listed(changes: &Changes) -> String {
+    sentences(changes).into_iter().map(|change| format!("\n  {change}")).collect()
+}
+
+/// A sentence for each change.
+fn sentences(changes: &Changes) -> Vec<String> {
+    let servers = changes.servers.iter().map(|server| {
+        let name = plain(&server.name);
+        let fields: Vec<_> = server.fields.iter().map(|field| plain(field)).collect();
+        let fields = fields.join(", ");
+        let sessions = server.sessions.map_or_else(String::new, |sessions| format!("{sessions} "));
+        match &*server.change {
+            "added" => format!("server `{name}` is new"),
+            "removed" => format!("server `{name}` is gone; its {sessions}sessions end"),
+            "redefined" => {
+                format!(
+                    "server `{name}` is defined anew ({fields} changed); it is started anew for its {sessions}sessions"
+                )
+            }
+            _ => format!("server `{name}` has changed ({fields}); its sessions go on as they are"),
+        }
+    });
+    let settings = changes.settings.iter().map(|setting| {
+        let name = plain(&setting.name);
+        let shown = |value: &Option<String>| value.as_deref().map_or_else(|| "unset".to_owned(), plain);
+        let (before, after) = (shown(&setting.before), shown(&setting.after));
+        // What may be confidential looks the same.
+        if before == after { format!("`{name}` has changed") } else { format!("`{name}`: {before} → {after}") }
+    });
+    servers.chain(settings).collect()
 }
 
 /// Waits for a later worker than `former`.
@@ -86,50 +140,18 @@ fn wait(api: &Api, before: &Running, former: u64, out: &Output) -> Result<Runnin
     }
 }
 
-/// What of the settings is another now, without values of servers: they may be confidential.
-fn differences(before: &[Knob], after: &[Knob]) -> Vec<String> {
-    let server_of =
-        |knob: &Knob| knob.name.strip_prefix("servers.").and_then(|rest| rest.split('.').next().map(str::to_owned));
-    let servers = |knobs: &[Knob]| knobs.iter().filter_map(server_of).collect::<std::collections::BTreeSet<_>>();
-    let (old, new) = (servers(before), servers(after));
-    let of = |knobs: &[Knob], server: &str| -> Vec<(String, String)> {
-        knobs
-            .iter()
-            .filter(|knob| server_of(knob).as_deref() == Some(server))
-            .map(|knob| (knob.name.clone(), knob.value.clone()))
-            .collect()
-    };
-    let mut changes = Vec::new();
-    changes.extend(new.difference(&old).map(|name| format!("server `{}` is new", plain(name))));
-    changes.extend(old.difference(&new).map(|name| format!("server `{}` is gone; its sessions end", plain(name))));
-    let changed = old.intersection(&new).filter(|name| of(before, name) != of(after, name));
-    changes.extend(
-        changed.map(|name| format!("server `{}` has changed; it is started anew for its sessions", plain(name))),
-    );
-    for knob in after.iter().filter(|knob| server_of(knob).is_none()) {
-        let former = before.iter().find(|other| other.name == knob.name);
-        if former.is_none_or(|former| former.value != knob.value) {
-            let former = former.map_or("unset", |former| former.value.as_str());
-            changes.push(format!("`{}`: {} → {}", plain(&knob.name), plain(former), plain(&knob.value)));
-        }
-    }
-    changes
-}
-
 /// What a gateway is before and after.
 struct Running {
     version: String,
     worker: u64,
     handover: Option<Handover>,
-    knobs: Vec<Knob>,
 }
 
 impl Running {
     fn of(api: &Api) -> Result<Self, Failure> {
         let status: Status = api.get("/status")?;
-        let knobs: Knobs = api.get("/config")?;
         let Status { version, worker, handover } = status;
-        Ok(Self { version, worker: worker.number, handover, knobs: knobs.knobs })
+        Ok(Self { version, worker: worker.number, handover })
     }
 }
 
@@ -152,27 +174,47 @@ struct Handover {
     reason: Option<String>,
 }
 
-#[derive(Deserialize)]
-struct Knobs {
-    knobs: Vec<Knob>,
+#[derive(Serialize, Deserialize)]
+struct Rehearsed {
+    changes: Option<Changes>,
 }
 
-#[derive(Deserialize)]
-struct Knob {
+#[derive(Default, Serialize, Deserialize)]
+struct Changes {
+    servers: Vec<ServerChange>,
+    settings: Vec<SettingChange>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ServerChange {
     name: String,
-    value: String,
+    change: String,
+    fields: Vec<String>,
+    sessions: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SettingChange {
+    name: String,
+    before: Option<String>,
+    after: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct Ordered {
     worker: u64,
     begun: bool,
+    #[serde(default)]
+    changes: Option<Changes>,
 }
 
 #[derive(Serialize)]
 struct Outcome<'a> {
     begun: bool,
+    /// A sentence for each.
     changes: Vec<String>,
+    servers: &'a [ServerChange],
+    settings: &'a [SettingChange],
     version: &'a str,
 }
 
@@ -186,19 +228,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn t4_what_has_changed_is_told_by_server_and_without_its_values() {
-        let knobs = |pairs: &[(&str, &str)]| -> Vec<Knob> {
-            pairs.iter().map(|(name, value)| Knob { name: (*name).to_owned(), value: (*value).to_owned() }).collect()
-        };
-        let before = knobs(&[("servers.a.url", "x"), ("servers.b.args", "1"), ("session.drain_grace", "5s")]);
-        let after = knobs(&[("servers.b.args", "secret"), ("servers.c.url", "y"), ("session.drain_grace", "9s")]);
+    fn t4_what_changes_is_told_by_server_with_its_sessions_and_without_its_values() {
+        let changes = json!({
+            "servers": [
+                {"name": "c", "change": "added", "fields": [], "sessions": 0},
+                {"name": "a", "change": "removed", "fields": [], "sessions": 3},
+                {"name": "b", "change": "redefined", "fields": ["args", "env.TOKEN"], "sessions": 2},
+                {"name": "d", "change": "adjusted", "fields": ["patience"], "sessions": null},
+            ],
+            "settings": [
+                {"name": "session.drain_grace", "before": "5s", "after": "9s"},
+                {"name": "auth.tokens.ci", "before": "…", "after": "…"},
+                {"name": "admin.token_file", "before": null, "after": "/t"},
+            ],
+        });
         assert_eq!(
-            differences(&before, &after),
+            sentences(&serde_json::from_value(changes).unwrap()),
             [
                 "server `c` is new",
-                "server `a` is gone; its sessions end",
-                "server `b` has changed; it is started anew for its sessions",
+                "server `a` is gone; its 3 sessions end",
+                "server `b` is defined anew (args, env.TOKEN changed); it is started anew for its 2 sessions",
+                "server `d` has changed (patience); its sessions go on as they are",
                 "`session.drain_grace`: 5s → 9s",
+                "`auth.tokens.ci` has changed",
+                "`admin.token_file`: unset → /t",
             ]
         );
     }

@@ -150,7 +150,7 @@ fn exit_line(exit: &Value) -> String {
         (None, Some(signal)) => format!("signal {signal}"),
         (None, None) => "unknown".to_owned(),
     };
-    let by = if exit["ordered"] == true { ", ordered" } else { "" };
+    let by = exit["reason"].as_str().map(|reason| format!(", {}", plain(reason))).unwrap_or_default();
     let lived = Duration::from_millis(exit["lived_ms"].as_u64().unwrap_or_default());
     let at = exit["at"].as_str().map(plain).unwrap_or_default();
     let words = exit["stderr_tail"].as_str().and_then(|tail| tail.lines().last()).map(plain).unwrap_or_default();

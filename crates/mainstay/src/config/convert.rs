@@ -129,7 +129,11 @@ impl Config {
     /// # Errors
     /// A template that is malformed, which the check of the configuration has ruled out.
     pub fn upstream_servers(&self) -> Result<Vec<Arc<mainstay_upstream::Server>>, TemplateError> {
-        self.servers.iter().map(|(name, server)| upstream(name, server).map(Arc::new)).collect()
+        let server = |(name, server): (&ServerName, &Server)| {
+            let upstream = upstream(name, server)?;
+            Ok(Arc::new(mainstay_upstream::Server { calls_grace: self.session.drain_grace, ..upstream }))
+        };
+        self.servers.iter().map(server).collect()
     }
 }
 

@@ -8,10 +8,10 @@ use mainstay_core::id::SessionKey;
 use mainstay_core::resume::OwedDelete;
 use mainstay_core::session::{Change, Decision, Input, Refusal, Restoration, Session, State};
 use mainstay_store::{CommitError, Stored, Write};
-use mainstay_upstream::{Ending, dismiss, parse_label};
+use mainstay_upstream::{Ending, Why, dismiss, parse_label};
 
 use crate::engine::live::Live;
-use crate::engine::{Engine, Refused, refused};
+use crate::engine::{Engine, HOLD, Refused, refused};
 use crate::runtime::spawn;
 
 impl Engine {
@@ -206,7 +206,8 @@ impl Engine {
                 self.census.leave(&tombstone.principal);
                 let lived = tombstone.ended_at.since(tombstone.opened_at);
                 self.metrics.ended(&tombstone.server, (tombstone.state.as_str(), tombstone.cause()), lived);
-                self.dismiss_held(tombstone.key);
+                let is_configured = self.servers.contains_key(&tombstone.server);
+                self.dismiss_held(tombstone.key, if is_configured { Why::SessionEnded } else { Why::Removed });
                 self.forget_streams(tombstone.key);
             }
         }
@@ -217,26 +218,57 @@ impl Engine {
 
 impl Engine {
     /// Ends the child that an earlier worker left for a session that nobody will use again.
-    pub(crate) fn dismiss_held(&self, key: SessionKey) {
-        if let Some(held) = self.take_held(&key) {
-            tracing::info!(session = %key.session_ref(), pid = held.identity.pid(), "ending a child that no session will use");
-            let custody = self.custody.clone();
-            spawn(async move { dismiss(&custody, held).await });
+    pub(crate) fn dismiss_held(&self, key: SessionKey, why: Why) {
+        let Some(held) = self.take_held(&key) else { return };
+        let (pid, reason) = (held.identity.pid(), why.as_str());
+        tracing::info!(session = %key.session_ref(), pid, reason, "ending a child that no session will use");
+        let server = parse_label(&held.label).and_then(|label| self.servers.get(&label.server));
+        match server.map(|served| Arc::clone(&served.server)).filter(|server| !server.is_http()) {
+            Some(server) => {
+                let upstreams = Arc::clone(&self.upstreams);
+                spawn(async move { upstreams.dismiss(&server, held, why).await });
+            }
+            None => {
+                let custody = self.custody.clone();
+                spawn(async move { dismiss(&custody, held).await });
+            }
         }
     }
 
     /// Ends the children that earlier workers left of servers that are no longer defined as they were then: their sessions
-    /// get new ones, with the handshake replayed (T4, C5).
-    pub(crate) fn dismiss_redefined(&self) {
-        for (key, label) in self.held_labels() {
-            let defined = parse_label(&label).and_then(|label| {
-                let served = self.servers.get(&label.server)?;
-                Some(served.server.definition() == label.definition)
-            });
-            if defined != Some(true) {
-                self.dismiss_held(key);
-            }
+    /// get new ones, with the handshake replayed (T4, C5). One that still runs calls is given back to its session first,
+    /// which sees to them.
+    pub(crate) fn dismiss_redefined(self: &Arc<Self>) {
+        for (key, label, open_calls) in self.held_labels() {
+            let served = parse_label(&label).map(|label| (self.servers.get(&label.server), label.definition));
+            let why = match served {
+                Some((Some(served), definition)) if served.server.definition() == definition => continue,
+                Some((Some(served), _)) if open_calls > 0 && !served.server.is_http() => {
+                    self.wake_redefined(key);
+                    continue;
+                }
+                Some((Some(_), _)) => Why::Redefined,
+                Some((None, _)) => Why::Removed,
+                None => Why::Unwanted,
+            };
+            self.dismiss_held(key, why);
         }
+    }
+
+    /// Restores a session whose child is of another definition: its link lets the calls that the child runs be answered
+    /// within their grace. If the session can't be restored now, the next use of it does the same.
+    fn wake_redefined(self: &Arc<Self>, key: SessionKey) {
+        let engine = Arc::clone(self);
+        spawn(async move {
+            match tokio::time::timeout(HOLD, engine.load(key)).await {
+                Ok(Ok(_woken)) => {}
+                // A session that is gone takes its child with it.
+                Ok(Err(refusal)) => {
+                    tracing::debug!(session = %key.session_ref(), refusal = %refusal.text, "not woken");
+                }
+                Err(_elapsed) => tracing::warn!(session = %key.session_ref(), "a child of another definition stays"),
+            }
+        });
     }
 
     /// Removes what was kept of an ended session's streams. If this worker dies on the way it goes with its age.

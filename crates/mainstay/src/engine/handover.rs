@@ -5,24 +5,29 @@
 //! that its client takes up again at the next worker, where the answer arrives (C8). A call on an HTTP server can be
 //! answered by nobody else: this worker stays for it, and for nothing else, until it is over or the bound is reached.
 
+pub mod changes;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use mainstay_core::time::Timestamp;
+use mainstay_keeper::client::HandoverRefused;
 use mainstay_keeper::{Handover, HandoverOutcome, UNCHANGED};
 use mainstay_store::Write;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use self::changes::ChangesView;
 use crate::engine::leavers::Recorded;
 use crate::engine::live::Live;
 use crate::engine::{Engine, QUIET_POLL};
 
 /// Whether a handover that was asked for takes place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Begun {
-    /// The next worker comes.
-    Yes,
+    /// The next worker comes, or would come, and this changes; `None` if it is not understood here.
+    Yes(Option<ChangesView>),
     /// The settings are what they were.
     Unchanged,
 }
@@ -69,11 +74,35 @@ impl Engine {
     /// # Errors
     /// Why it does not take place; nothing has changed then.
     pub async fn succeed(&self, upgrade: bool) -> Result<Begun, String> {
-        match self.custody.succeed(upgrade).await {
-            Ok(()) => Ok(Begun::Yes),
+        let begun = self.begun(self.custody.succeed(upgrade).await).await?;
+        if let Begun::Yes(Some(changes)) = &begun {
+            changes.log();
+        }
+        Ok(begun)
+    }
+
+    /// Asks the keeper what [`succeed`](Self::succeed) would do to the settings, and changes nothing.
+    ///
+    /// # Errors
+    /// Why it would not take place.
+    pub async fn rehearse(&self) -> Result<Begun, String> {
+        self.begun(self.custody.rehearse().await).await
+    }
+
+    async fn begun(&self, answered: Result<Bytes, HandoverRefused>) -> Result<Begun, String> {
+        match answered {
+            Ok(settings) => Ok(Begun::Yes(self.changes(&settings).await)),
             Err(refused) if refused.reason == UNCHANGED => Ok(Begun::Unchanged),
             Err(refused) => Err(refused.reason),
         }
+    }
+
+    /// What changes with the settings of the next worker, and how many sessions that concerns.
+    async fn changes(&self, settings: &[u8]) -> Option<ChangesView> {
+        let compare = self.facts.compare.as_ref()?;
+        let changes = compare(settings)?;
+        let counted = tokio::time::timeout(COUNT_MAX, self.store.count_by_server()).await;
+        Some(ChangesView::of(changes, counted.ok().and_then(Result::ok)))
     }
 
     /// Whether this worker is giving way to the next one.
@@ -154,3 +183,5 @@ impl Engine {
 
 /// How long a handover waits for what links have told and nobody has written yet.
 const NOTICES_PATIENCE: Duration = Duration::from_secs(1);
+/// How long counting sessions may hold up a handover that has begun.
+const COUNT_MAX: Duration = Duration::from_secs(2);

@@ -10,7 +10,7 @@ use mainstay_core::id::{ServerName, SessionKey};
 use mainstay_core::supervise::Phase;
 use mainstay_core::wire::modern::Era;
 use mainstay_store::Write;
-use mainstay_upstream::{ChildEnd, ChildSeen, LastFailure, OnDisk, Supervised, parse_label};
+use mainstay_upstream::{ChildEnd, ChildSeen, LastFailure, OnDisk, Supervised, Why, parse_label};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -98,6 +98,9 @@ pub struct ExitView {
     pub lived_ms: u64,
     /// Whether the gateway ended it.
     pub ordered: bool,
+    /// Why, if it did: `restarted by an operator`, `definition changed`, `session ended`, `session suspended`,
+    /// `handshake not finished`.
+    pub reason: Option<&'static str>,
     /// The end of what it wrote to standard error; configured values are masked.
     pub stderr_tail: String,
 }
@@ -225,7 +228,7 @@ impl Engine {
             }
             let _lane = self.lane(&key).lock().await;
             ended += usize::from(self.held.lock().contains_key(&key));
-            self.dismiss_held(key);
+            self.dismiss_held(key, Why::Restart);
         }
         ended += self.upstreams.restart(server).await;
         let server = self.server_detail(name).await?.summary;
@@ -287,7 +290,8 @@ impl ExitView {
             code: end.status.code,
             signal: end.status.signal,
             lived_ms: u64::try_from(end.lived.as_millis()).unwrap_or(u64::MAX),
-            ordered: end.ordered,
+            ordered: end.why.is_some(),
+            reason: end.why.map(Why::as_str),
             stderr_tail: end.words.to_string(),
         }
     }

@@ -7,7 +7,7 @@ use mainstay_core::audit::{Action, Actor};
 use mainstay_core::id::SessionKey;
 use mainstay_core::session::State;
 use mainstay_store::{Stored, Write};
-use mainstay_upstream::Ending;
+use mainstay_upstream::{Ending, Why};
 
 use crate::engine::{Engine, Served};
 
@@ -48,7 +48,7 @@ impl Engine {
             return;
         }
         if open_calls == 0 {
-            return self.dismiss_held(key);
+            return self.dismiss_held(key, Why::Suspended);
         }
         drop(lane);
         if let Err(refusal) = self.load(key).await {
@@ -84,8 +84,7 @@ impl Engine {
         }
         self.live.remove(&key);
         live.shut();
-        let ending = if live.server.is_http() { Ending::KeepForResume } else { Ending::Delete };
-        live.link.end(ending).await;
+        live.link.end(Ending::Suspend).await;
         tracing::info!(session = %key.session_ref(), server = %live.server.name, "session suspended");
     }
 }

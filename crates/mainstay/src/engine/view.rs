@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::engine::handover::HandoverView;
+use crate::engine::handover::changes::Compare;
 use crate::engine::live::Live;
 use crate::runtime::build;
 
@@ -35,6 +36,8 @@ pub struct Facts {
     pub keeper_version: String,
     /// How the last handover went.
     pub handover: Option<HandoverView>,
+    /// Says what changes from the settings in force to those in the bytes of a rehearsal.
+    pub compare: Option<Box<Compare>>,
     /// What each server last said of itself.
     pub cards: DashMap<ServerName, Bytes>,
     /// What was last written down of the eras of each.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_store::Stored;
+use mainstay_upstream::Why;
 
 use crate::engine::Engine;
 
@@ -16,7 +17,7 @@ pub async fn run(engine: Arc<Engine>) {
             match engine.store.find(key).await {
                 Ok(Stored::Live(_)) => break,
                 Ok(Stored::Ended(_) | Stored::Absent | Stored::Unreadable(_)) => {
-                    engine.dismiss_held(key);
+                    engine.dismiss_held(key, Why::SessionEnded);
                     break;
                 }
                 Err(error) => tracing::warn!(error = %error, "a child's session cannot be read"),

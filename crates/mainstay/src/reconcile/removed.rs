@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mainstay_core::audit::Actor;
 use mainstay_core::id::ServerName;
-use mainstay_core::session::{Input, State};
+use mainstay_core::session::{Input, REMOVED, State};
 use mainstay_store::{Filter, Legibility, Page, StoreError, Stored, Write};
 
 use crate::engine::Engine;
@@ -45,7 +45,7 @@ async fn pass(engine: &Arc<Engine>) -> Result<bool, StoreError> {
 
 /// Ends the sessions of `server` in `state`; `false` if one could not be ended.
 async fn end_all(engine: &Arc<Engine>, server: &ServerName, state: State) -> Result<bool, StoreError> {
-    let reason = format!("server `{server}` is no longer configured");
+    let reason = format!("{REMOVED}: `{server}` is no longer configured");
     let filter = Filter {
         state: Some(state),
         server: Some(server.clone()),

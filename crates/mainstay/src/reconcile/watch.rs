@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Engine;
+use crate::engine::handover::Begun;
 
 /// Runs until the worker ends. The first look is a reload: the file may have changed while no worker lived.
 pub async fn run(engine: Arc<Engine>, file: PathBuf) {
@@ -29,7 +30,8 @@ pub async fn run(engine: Arc<Engine>, file: PathBuf) {
         match engine.succeed(false).await {
             Ok(begun) => {
                 failures = 0;
-                tracing::debug!(file = %file.display(), ?begun, "the configuration file was looked at");
+                let begun = matches!(begun, Begun::Yes(_));
+                tracing::debug!(file = %file.display(), begun, "the configuration file was looked at");
             }
             // The file may be wrong, another handover under way, the machine busy.
             Err(reason) => {

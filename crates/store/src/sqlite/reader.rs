@@ -158,6 +158,13 @@ impl Reader {
         })
     }
 
+    pub(super) fn count_by_server(&mut self) -> rusqlite::Result<Vec<(ServerName, u64)>> {
+        self.database.some(BY_SERVER, [], SERVERS, |row| {
+            let (name, rows): (String, i64) = (row.get(0)?, row.get(1)?);
+            Ok(ServerName::parse(&name).zip(u64::try_from(rows).ok()))
+        })
+    }
+
     pub(super) fn count_by_state(&mut self) -> rusqlite::Result<Vec<(State, u64)>> {
         let columns = |row: &Row<'_>| -> rusqlite::Result<(i64, i64)> { Ok((row.get(0)?, row.get(1)?)) };
         let bounds = Bounds { limit: NUMBERS_MAX, scanned: NUMBERS_MAX };
@@ -389,6 +396,8 @@ pub(crate) const DRAINING: &str = "SELECT key FROM sessions WHERE state = 2";
 const KEYS: &str = "SELECT key FROM sessions WHERE key >= ?1 UNION SELECT key FROM tombstones WHERE key >= ?1
     ORDER BY key LIMIT ?2";
 pub(crate) const BY_PRINCIPAL: &str = "SELECT principal, count(*) FROM sessions GROUP BY principal";
+// Operators ask for it now and then; an index would cost each session that is opened.
+const BY_SERVER: &str = "SELECT server, count(*) FROM sessions GROUP BY server";
 pub(crate) const AUDIT: &str = "SELECT id, at, action, session, key_id, mac, body FROM audit
     WHERE id < ?1 AND (?2 IS NULL OR session = ?2) AND (?3 IS NULL OR action = ?3) ORDER BY id DESC";
 const PRINCIPALS_OF: &str = "SELECT key, principal FROM sessions WHERE key > ?1 AND length(key) = 32
@@ -417,6 +426,8 @@ const KEYS_IN_USE: &str = "SELECT key_id FROM sessions UNION SELECT key_id FROM 
 const KEY_IDS: Bounds = Bounds { limit: 10_000, scanned: 10_000 };
 /// More principals than that have no sessions at once.
 const PRINCIPALS: Bounds = Bounds { limit: 10_000_000, scanned: 10_000_000 };
+/// More than any configuration has had.
+const SERVERS: Bounds = Bounds { limit: 100_000, scanned: 100_000 };
 /// How many ids of a list are looked at before other readers get their turn.
 const CHUNK_ROWS_MAX: usize = 1000;
 const FAULTS_REMEMBERED_MAX: usize = 1024;

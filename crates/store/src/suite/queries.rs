@@ -210,6 +210,7 @@ async fn o1_a_rare_row_is_found_far_behind_others() {
 async fn s12_sessions_are_counted_by_principal() {
     on_each(async |store| {
         assert_eq!(store.count_by_principal().await.unwrap(), []);
+        assert_eq!(store.count_by_server().await.unwrap(), []);
         let bob = Principal::Subject { issuer: "https://issuer/a".into(), subject: "bob#2".into() };
         for number in 0..7 {
             let principal = if number < 3 { bob.clone() } else { Principal::Token("alice".into()) };

@@ -9,8 +9,42 @@ use crate::failure::ExitStatus;
 pub(super) struct End {
     /// `None` if the keeper is gone, and the child with it.
     pub(super) exit: Option<Exit>,
-    /// Whether an operator wanted it to be restarted.
-    pub(super) restarted: bool,
+    /// Why the gateway has ended it; `None` if it did not.
+    pub(super) why: Option<Why>,
+}
+
+/// Why the gateway ends a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// An operator wants others in the place of those that run.
+    Restart,
+    /// Its server is defined otherwise now (T4).
+    Redefined,
+    /// Its server is not configured any more (T4, U7).
+    Removed,
+    /// Its session is over.
+    SessionEnded,
+    /// Its session is unused, and goes on without it (S11).
+    Suspended,
+    /// It did not finish its handshake, or was never told a word.
+    NeverUp,
+    /// Another child of its session has taken its place, or nobody can say whose it is.
+    Unwanted,
+}
+
+impl Why {
+    /// For people.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Restart => "restarted by an operator",
+            Self::Redefined => "definition changed",
+            Self::Removed => "server removed",
+            Self::SessionEnded => "session ended",
+            Self::Suspended => "session suspended",
+            Self::NeverUp => "handshake not finished",
+            Self::Unwanted => "no session wants it",
+        }
+    }
 }
 
 impl End {
@@ -29,7 +63,13 @@ impl End {
 
     /// What a session lost its state by.
     pub(super) fn reason(&self) -> String {
-        if self.restarted { RESTARTED.to_owned() } else { format!("its process {}", self.status()) }
+        match self.why {
+            Some(Why::Restart) => RESTARTED.to_owned(),
+            Some(Why::Redefined) => REDEFINED.to_owned(),
+            Some(Why::Removed | Why::SessionEnded | Why::Suspended | Why::NeverUp | Why::Unwanted) | None => {
+                format!("its process {}", self.status())
+            }
+        }
     }
 
     /// What the child wrote last, masked by whoever has taken it in.
@@ -43,10 +83,13 @@ impl End {
         let tail = self.stderr_tail();
         match self.exit {
             None => "its keeper is gone".into(),
-            Some(_) if tail.is_empty() || self.restarted => self.reason().into(),
+            Some(_) if tail.is_empty() || matches!(self.why, Some(Why::Restart | Why::Redefined)) => {
+                self.reason().into()
+            }
             Some(_) => format!("its process {}; its last words: {tail:?}", self.status()).into(),
         }
     }
 }
 
 const RESTARTED: &str = "its process was restarted by an operator";
+const REDEFINED: &str = "its process was ended because the definition of the server has changed";

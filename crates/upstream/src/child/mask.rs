@@ -1,6 +1,6 @@
 //! Keeping what a child was given in confidence out of what is told of its last words.
 
-use mainstay_keeper::STDERR_TAIL_BYTES_MAX;
+use mainstay_keeper::{Exit, STDERR_TAIL_BYTES_MAX};
 
 use crate::server::{Reach, Server};
 use crate::template::Environment;
@@ -10,7 +10,11 @@ use crate::template::Environment;
 /// Whatever the operator wrote there counts, since nothing tells a secret from a setting: each whole value, and each
 /// variable and file in it by itself. Shorter ones than [`MASKED_BYTES_MIN`] would be found everywhere, and stay.
 #[derive(Clone, Default)]
-pub(crate) struct Mask(Vec<Box<str>>);
+pub(crate) struct Mask {
+    values: Vec<Box<str>>,
+    /// Whether it is not known what to look for, so that nothing may be shown of last words.
+    hides_all: bool,
+}
 
 impl Mask {
     /// Of what `server` is given now. What can't be resolved now is not known.
@@ -32,17 +36,25 @@ impl Mask {
         // A value that holds another one must be found first.
         values.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
         values.dedup();
-        Self(values)
+        Self { values, hides_all: false }
+    }
+
+    /// Of a child that was given something that nobody knows any more: of its last words nothing is shown.
+    pub(super) fn of_everything() -> Self {
+        Self { values: Vec::new(), hides_all: true }
     }
 
     /// `text` without the values.
     pub(crate) fn apply(&self, text: &str) -> String {
-        self.0.iter().fold(
-            text.to_owned(),
-            |text, value| {
-                if text.contains(&**value) { text.replace(&**value, MASKED) } else { text }
-            },
-        )
+        self.values.iter().fold(text.to_owned(), |text, value| {
+            if text.contains(&**value) { text.replace(&**value, MASKED) } else { text }
+        })
+    }
+
+    /// The exit without what the child was given in confidence: its words go to clients and operators (I6).
+    pub(super) fn apply_to_exit(&self, exit: Exit) -> Exit {
+        let shown = if self.hides_all { String::new() } else { self.apply_to_tail(&exit.stderr_tail) };
+        Exit { stderr_tail: shown.into(), ..exit }
     }
 
     /// The end of a longer text without the values: it may begin in the middle of one.
@@ -53,11 +65,11 @@ impl Mask {
 
     /// A part of a longer text without the values: it may begin and end in the middle of one.
     pub(crate) fn apply_to_part(&self, text: &str) -> String {
-        let ends = self.0.iter().flat_map(|value| ends_of(value));
+        let ends = self.values.iter().flat_map(|value| ends_of(value));
         let begun = ends.filter(|end| text.starts_with(end)).map(str::len).max();
         // First the whole ones: a whole value at the end is none that goes on.
         let masked = self.apply(&text[begun.unwrap_or(0)..]);
-        let beginnings = self.0.iter().flat_map(|value| beginnings_of(value));
+        let beginnings = self.values.iter().flat_map(|value| beginnings_of(value));
         let open = beginnings.filter(|beginning| masked.ends_with(beginning)).map(str::len).max();
         let kept = &masked[..masked.len() - open.unwrap_or(0)];
         let mark = |is_cut: bool| if is_cut { MASKED } else { "" };

@@ -5,7 +5,7 @@
 //! child that has too many frames which are not acknowledged.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, timeout};
 
 use super::acks::Release;
-use super::end::End;
+use super::end::{End, Why};
 use super::mask::Mask;
 use super::oversize::{self, Lost};
 use super::slot::Delivery;
@@ -35,10 +35,10 @@ pub(super) struct Running {
     pub(super) custody: Custody,
     /// Whether it was told `initialized`.
     pub(super) initialized: AtomicBool,
-    /// Whether the gateway has ordered its end.
-    stopping: AtomicBool,
-    /// Whether an operator wants another one in its place.
-    retired: AtomicBool,
+    /// Why the gateway has ordered its end, once it has.
+    stopping: OnceLock<Why>,
+    /// For how long its calls may go on, once another one is wanted in its place.
+    retired: OnceLock<Duration>,
     /// Its place among the children of its server.
     pub(super) lease: Lease,
     /// What it was given in confidence; `None` if another worker has started it.
@@ -82,9 +82,9 @@ impl Running {
             id,
             custody,
             initialized: AtomicBool::new(false),
-            stopping: AtomicBool::new(false),
-            retired: AtomicBool::new(false),
             since: lease.since(),
+            stopping: OnceLock::new(),
+            retired: OnceLock::new(),
             lease,
             mask,
             upstreams: Arc::clone(upstreams),
@@ -284,9 +284,9 @@ impl Running {
     fn finish(&self, exit: Option<Exit>) {
         let server = &self.destination.server.name;
         tracing::info!(%server, child = %self.id, exit = ?exit, "child ended");
-        let end = End { exit: exit.map(|exit| self.masked(exit)), restarted: self.is_retired() };
+        let end = End { exit: exit.map(|exit| self.masked(exit)), why: self.stopping.get().copied() };
         // First of all: whoever hears of the end may ask for another child.
-        self.lease.ended(&end, self.stopping.load(Ordering::Acquire));
+        self.lease.ended(&end);
         lock(&self.table).finish(end);
         self.exited.notify_waiters();
     }
@@ -294,36 +294,45 @@ impl Running {
     /// The exit without what the child was given in confidence: its words go to clients and operators (I6).
     fn masked(&self, exit: Exit) -> Exit {
         let now = || Mask::of(&self.destination.server, &*self.upstreams.parts.environment);
-        let mask = self.mask.clone().unwrap_or_else(now);
-        Exit { stderr_tail: mask.apply_to_tail(&exit.stderr_tail).into(), ..exit }
+        self.mask.clone().unwrap_or_else(now).apply_to_exit(exit)
     }
 
     /// Ends the process, which is then nothing that its server has to answer for.
-    pub(super) async fn stop(&self) {
-        self.stopping.store(true, Ordering::Release);
+    pub(super) async fn stop(&self, why: Why) {
+        // The first reason is what it is ended for.
+        let _known = self.stopping.set(why);
         self.custody.stop(self.id, self.destination.server.stop_grace).await;
     }
 
-    /// Whether an operator wants another process in its place: no new call goes to this one.
+    /// Whether another process is wanted in its place: no new call goes to this one.
     pub(super) fn is_retired(&self) -> bool {
-        self.retired.load(Ordering::Acquire)
+        self.retired.get().is_some()
     }
 
-    /// Ends the process because an operator wants another one: its calls get a while to be answered. Returns whether it
-    /// has ended within its bound.
-    pub(super) async fn retire(self: Arc<Self>) -> bool {
-        self.retired.store(true, Ordering::Release);
-        let quiet = timeout(RETIRED_CALLS_GRACE, async {
+    /// From now on no new call goes to it; those that run get `grace`.
+    pub(super) fn mark_retired(&self, grace: Duration) {
+        let _known = self.retired.set(grace);
+    }
+
+    /// Ends the process because another one is wanted, but lets its calls be answered first, within its grace. Returns
+    /// whether it has ended within its bound.
+    pub(super) async fn retire(self: Arc<Self>, why: Why) -> bool {
+        let quiet = timeout(self.calls_grace(), async {
             while self.has_running_calls() && !self.is_over() {
                 tokio::time::sleep(QUIET_POLL).await;
             }
         });
         if quiet.await.is_err() {
             let server = &self.destination.server.name;
-            tracing::info!(%server, child = %self.id, "a restart does not wait any longer for the calls in flight");
+            let why = why.as_str();
+            tracing::info!(%server, child = %self.id, why, "its end does not wait any longer for the calls in flight");
         }
-        self.stop().await;
+        self.stop(why).await;
         timeout(self.end_bound(), self.ended()).await.is_ok()
+    }
+
+    fn calls_grace(&self) -> Duration {
+        self.retired.get().copied().unwrap_or_default()
     }
 
     /// How long its end may take once it is ordered.
@@ -333,7 +342,7 @@ impl Running {
 
     /// Waits for the end of a process that is retired. False if that takes too long.
     pub(super) async fn is_gone(&self) -> bool {
-        timeout(RETIRED_CALLS_GRACE + self.end_bound(), self.ended()).await.is_ok()
+        timeout(self.calls_grace() + self.end_bound(), self.ended()).await.is_ok()
     }
 
     /// Takes a frame into account. The child must never wait for answers that nobody takes.
@@ -490,9 +499,6 @@ impl Drop for Waiting {
         self.running.change(|table| table.leave(&self.place, self.done));
     }
 }
-
-/// How long the calls of a process that an operator restarts may go on.
-const RETIRED_CALLS_GRACE: Duration = Duration::from_secs(5);
 
 /// How often is looked whether they are over.
 const QUIET_POLL: Duration = Duration::from_millis(20);

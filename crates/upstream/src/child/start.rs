@@ -9,7 +9,7 @@ use mainstay_core::wire::envelope;
 use mainstay_keeper::client::{Custody, Spawned, WriteError};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::end::End;
+use super::end::{End, Why};
 use super::running::{Registration, Running};
 use super::slot::Delivery;
 use super::{Child, Current, Mask, Stamp, State, spawn};
@@ -62,11 +62,11 @@ impl Child {
         self.spawn().await
     }
 
-    /// Starts a process in the place of one that an operator has retired. Never beside it: what it holds locked must be
+    /// Starts a process in the place of one that is retired. Never beside it: what it holds locked must be
     /// free.
     async fn succeed(self: &Arc<Self>, retired: &Running) -> Result<Arc<Running>, Failure> {
         if !retired.is_gone().await {
-            return Err(self.unreachable("its process is being restarted and has not ended yet".into()));
+            return Err(self.unreachable("its process is about to be replaced and has not ended yet".into()));
         }
         self.spawn().await
     }
@@ -96,7 +96,7 @@ impl Child {
         let mask = Mask::of(self.server(), &*self.upstreams.parts.environment);
         let handed_over = (spawned.child, &[][..], spawned.events);
         let (running, pump) = Running::start(parts, &self.notices, custody, handed_over, (lease, Some(mask)));
-        running.lease.attach(running.id, &running, program);
+        running.lease.attach(running.id, Arc::downgrade(&running), program);
         tracing::info!(server = %self.server().name, session = ?key, child = %running.id, "child started");
         // The bound is absolute: whatever the process sends meanwhile does not extend it.
         let deadline = Instant::now() + self.server().handshake_bound;
@@ -112,7 +112,7 @@ impl Child {
                 // An answer, though a refusal, is no fault of the process; nor does its end need another word.
                 let says_enough = is_refusal || running.is_over();
                 running.lease.never_up((!says_enough).then(|| failure.cause()).as_deref());
-                running.stop().await;
+                running.stop(Why::NeverUp).await;
                 Err(failure)
             }
         }
@@ -251,7 +251,7 @@ impl Child {
             state.kept.ended
         };
         if ended {
-            running.stop().await;
+            running.stop(Why::SessionEnded).await;
             return Err(self.over());
         }
         self.announce(opened, reason, lists).await;

@@ -14,7 +14,7 @@ use mainstay_keeper::ChildId;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
-use super::end::End;
+use super::end::{End, Why};
 use super::program::{self, OnDisk, Stamp};
 use super::running::Running;
 use crate::failure::{ExitStatus, Failure};
@@ -69,8 +69,8 @@ pub struct ChildEnd {
     pub status: ExitStatus,
     /// How long it had lived.
     pub lived: Duration,
-    /// Whether the gateway ended it.
-    pub ordered: bool,
+    /// Why the gateway ended it; `None` if it did not.
+    pub why: Option<Why>,
     /// Its last words, what it was given in confidence masked.
     pub words: Box<str>,
 }
@@ -211,7 +211,11 @@ impl Supervision {
     /// the same if nobody waits for it.
     pub(crate) async fn retire(&self) -> usize {
         let running: Vec<_> = lock(&self.state).children.values().filter_map(|alive| alive.running.upgrade()).collect();
-        let retiring: Vec<_> = running.into_iter().map(|running| spawn(running.retire())).collect();
+        let retiring = running.into_iter().map(|running| {
+            running.mark_retired(RESTARTED_CALLS_GRACE);
+            spawn(running.retire(Why::Restart))
+        });
+        let retiring: Vec<_> = retiring.collect();
         let mut ended = 0;
         for retired in retiring {
             ended += usize::from(retired.await.unwrap_or(false));
@@ -253,10 +257,9 @@ impl Lease {
     }
 
     /// There is a child now; its program was `program` when it was started.
-    pub(super) fn attach(&self, child: ChildId, running: &Arc<Running>, program: Option<Stamp>) {
+    pub(super) fn attach(&self, child: ChildId, running: Weak<Running>, program: Option<Stamp>) {
         if let Some(alive) = lock(&self.supervision.state).children.get_mut(&self.start) {
-            (alive.child, alive.program) = (Some(child), program);
-            alive.running = Arc::downgrade(running);
+            *alive = Alive { child: Some(child), since: alive.since, program, running };
         }
     }
 
@@ -288,12 +291,12 @@ impl Lease {
         }
     }
 
-    /// The child has ended; `ordered` if the gateway has seen to that.
-    pub(super) fn ended(&self, end: &End, ordered: bool) {
+    /// The child has ended.
+    pub(super) fn ended(&self, end: &End) {
         let mut state = lock(&self.supervision.state);
         let Some(alive) = state.children.remove(&self.start) else { return };
         let (status, words) = (end.status(), end.stderr_tail());
-        let is_lost = end.exit.is_none();
+        let (is_lost, ordered) = (end.exit.is_none(), end.why.is_some());
         let counts = &mut state.counts;
         *(match status.code {
             _ if ordered || is_lost => &mut counts.stopped,
@@ -307,7 +310,7 @@ impl Lease {
             state.ends.pop_front();
         }
         let lived = at.since(alive.since);
-        state.ends.push_back(ChildEnd { at, status, lived, ordered, words: words.clone() });
+        state.ends.push_back(ChildEnd { at, status, lived, why: end.why, words: words.clone() });
         drop(state);
         let how = if ordered || is_lost { Ended::Ours } else { Ended::ByItself(status.code) };
         self.fail(how, &format!("its process {status}"), &words);
@@ -333,6 +336,9 @@ impl Drop for Lease {
         state.machine.end(self.supervision.instant(), self.start, Ended::Ours);
     }
 }
+
+/// How long the calls of processes that an operator restarts may go on.
+const RESTARTED_CALLS_GRACE: Duration = Duration::from_secs(5);
 
 /// How many ends of children are kept for people.
 const ENDS_KEPT_MAX: usize = 8;

@@ -296,7 +296,7 @@ async fn unstable(stage: Stage) {
     let seen = bench.upstreams.supervised(&server);
     assert_eq!((seen.phase, seen.failures, seen.children.len()), (Phase::BackingOff, 3, 0));
     assert_eq!((seen.counts.up, seen.counts.failed, seen.counts.restarts), (3, 3, 2));
-    assert!(seen.ends.iter().all(|end| end.status.code == Some(5) && !end.ordered));
+    assert!(seen.ends.iter().all(|end| end.status.code == Some(5) && end.why.is_none()));
 
     // An operator's word sets it free, whoever asks.
     assert_eq!(bench.upstreams.restart(&server).await, 0);
@@ -337,7 +337,7 @@ async fn restarted(stage: Stage) {
     assert!(bench.remade().await.0.contains("restarted by an operator"));
     let seen = bench.upstreams.supervised(&server);
     assert_eq!((seen.failures, seen.counts.stopped, seen.counts.restarts, seen.children.len()), (0, 1, 1, 1));
-    assert!(seen.ends[0].ordered && seen.last_failure.is_none());
+    assert!(seen.ends[0].why == Some(mainstay_upstream::Why::Restart) && seen.last_failure.is_none());
 }
 
 async fn unstartable(stage: Stage) {

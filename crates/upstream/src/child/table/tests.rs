@@ -95,7 +95,7 @@ fn r4_whoever_comes_back_under_another_spelling_of_its_id_gets_its_answer() {
     let other = RoutedId { original: Bytes::from_static(b"null"), ..call(EPOCH - 1, 1) };
     let Some(Rejoined::Waiting(place)) = table.rejoin(&other) else { panic!("it is open") };
     assert!(answer(&mut table, 1, &raw(&call(EPOCH - 1, 1))));
-    table.finish(End { exit: None, restarted: false });
+    table.finish(End { exit: None, why: None });
     assert_eq!(table.rejoin(&call(EPOCH - 1, 2)).map(|_| ()), None);
     assert_eq!(place.slot.close(), []);
 }
@@ -139,7 +139,7 @@ fn r7_progress_that_nobody_comes_back_for_goes_with_its_call_or_its_child() {
     assert!(progress(&mut table, 1, &raw(&settled)) && progress(&mut table, 2, &raw(&lost)));
     table.settle(settled.stream);
     assert_eq!(table.acks.held().0, 1);
-    table.finish(End { exit: None, restarted: false });
+    table.finish(End { exit: None, why: None });
     assert!(table.acks.is_settled());
 }
 
