@@ -119,20 +119,23 @@ impl Desk {
         }
     }
 
+    async fn ask_for_successor(&self, command: &str, upgrade: bool) -> String {
+        let is_rehearsal = command == "rehearse";
+        let asked = if is_rehearsal { self.custody.rehearse().await } else { self.custody.succeed(upgrade).await };
+        match asked {
+            Ok(settings) if is_rehearsal => format!("would be {}", String::from_utf8_lossy(&settings)),
+            Ok(_settings) => "granted".to_owned(),
+            Err(refused) => format!("refused {}", refused.reason.replace('\n', "|")),
+        }
+    }
+
     async fn obey(self: &Arc<Self>, line: &str) -> String {
         let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
         let (first, text) = rest.split_once(' ').unwrap_or((rest, ""));
         let child = ChildId::new(first.parse().unwrap_or_default());
         let number = text.parse().unwrap_or_default();
         match command {
-            "succeed" => match self.custody.succeed(first == "upgrade").await {
-                Ok(_settings) => "granted".to_owned(),
-                Err(refused) => format!("refused {}", refused.reason.replace('\n', "|")),
-            },
-            "rehearse" => match self.custody.rehearse().await {
-                Ok(settings) => format!("would be {}", String::from_utf8_lossy(&settings)),
-                Err(refused) => format!("refused {}", refused.reason.replace('\n', "|")),
-            },
+            "succeed" | "rehearse" => self.ask_for_successor(command, first == "upgrade").await,
             "idle" => self.idle.lock().await.len().to_string(),
             "greet" => self.greet().await,
             "consume" => {
