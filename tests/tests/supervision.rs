@@ -193,6 +193,8 @@ async fn c4_a_program_that_is_missing_is_named_and_waits_too() -> Result<()> {
     assert!(code == "server_unreachable" && text.contains("/no/such/program"), "{code} {text}");
     let (_, listed) = cli(&gateway, &["servers", "list"]).await?;
     assert!(listed.contains("/no/such/program"), "{listed}");
+    let view = shown(&gateway, "s").await?;
+    assert_eq!((&view["summary"]["restarts"], &view["summary"]["sessions"]), (&json!(2), &json!(0)), "{view}");
     Ok(())
 }
 
@@ -215,6 +217,51 @@ async fn c4_exit_75_is_a_restart_that_waits_for_nothing() -> Result<()> {
     let view = shown(&gateway, "s").await?;
     assert_eq!((&view["failures_in_a_row"], &view["summary"]["restarts"]), (&json!(0), &json!(4)), "{view}");
     assert_eq!(view["summary"]["last_failure"], Value::Null);
+    Ok(())
+}
+
+#[tokio::test]
+async fn c4_what_is_known_of_a_server_outlives_its_workers_and_a_stop() -> Result<()> {
+    let up = UpS::new(&["--exit-after-answer", "tools/list"])?;
+    let config = format!("{}patience = \"1s\"\nenv = {{ TOKEN = \"canary-5e0b7713ac\" }}\n", up.toml("s")?);
+    let mut gateway = gateway(&config).await?;
+    assert_eq!(state(&gateway, "s").await, "never_started");
+    let client = RawClient::open(&gateway.url("s")?, VERSION).await?;
+    let parked = async || {
+        provoke(&client, "tools/list").await;
+        state(&gateway, "s").await == "quarantined"
+    };
+    wait_until("the server to be parked", BOUND, parked).await?;
+    let facts = async |gateway: &Gateway| -> Result<Value> {
+        let view = shown(gateway, "s").await?;
+        let summary = &view["summary"];
+        let of_summary = [&summary["restarts"], &summary["last_failure"], &summary["sessions"]];
+        Ok(json!([of_summary, view["exits"], view["failures_in_a_row"]]))
+    };
+    let (before, spawns) = (facts(&gateway).await?, up.starts()?.len());
+    assert_eq!((before[0][0].as_u64(), &before[0][2]), (Some(spawns as u64 - 1), &json!(1)), "{before}");
+    // A handover, a death, and a stop with the next start.
+    gateway.rewrite_config(&format!("{config}[session]\ndrain_grace = \"1s\"\n"))?;
+    assert_eq!(cli(&gateway, &["reload"]).await?.0, Some(0));
+    assert_eq!(facts(&gateway).await?, before);
+    gateway.kill_worker().await?;
+    assert_eq!(facts(&gateway).await?, before);
+    gateway.stop().await?;
+    gateway.start_again().await?;
+    let after = facts(&gateway).await?;
+    assert_eq!((&after[0], &after[2]), (&before[0], &before[2]), "no session is in memory");
+    // It may have been parked for long enough by now; it is told as parked or as used, never as new.
+    let stands = state(&gateway, "s").await;
+    assert!(["quarantined", "backing_off", "idle"].contains(&stands.as_str()), "{stands}");
+    for file in ["ledger.db", "ledger.db-wal"] {
+        let bytes = std::fs::read(gateway.state_dir().join(file)).unwrap_or_default();
+        assert!(!bytes.windows(8).any(|window| window == b"is_sound"), "{file}: what is remembered is sealed");
+    }
+    // Another definition is given its own chance, and the past is still told.
+    gateway.rewrite_config(&config.replace("canary-5e0b7713ac", "another-0b7713ac"))?;
+    assert_eq!(cli(&gateway, &["reload"]).await?.0, Some(0));
+    assert_eq!(state(&gateway, "s").await, "idle");
+    assert_eq!(facts(&gateway).await?[0], before[0]);
     Ok(())
 }
 

@@ -92,6 +92,10 @@ pub struct Supervisor {
     newest: u64,
     /// The newest start at the time of the last failure that counted. Those up to it say nothing of what comes after.
     failed_through: u64,
+    /// When that was, or an operator has lifted what was. Children from before it say nothing of what comes after.
+    failed_at: Option<Timestamp>,
+    /// How many children from before it were taken in.
+    older: u64,
     /// The same for upgrades.
     upgraded_through: u64,
     failures: u32,
@@ -107,6 +111,25 @@ pub struct Supervisor {
     up: BTreeMap<Start, Timestamp>,
 }
 
+/// What outlives a worker of a machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Failures in a row.
+    pub failures: u32,
+    /// When the last one counted, or an operator has lifted what was.
+    pub failed_at: Option<Timestamp>,
+    /// Whether a child that was started since has lived for a while.
+    pub is_sound: bool,
+    /// Until when starts wait.
+    pub wait_until: Timestamp,
+    /// Until when there are none.
+    pub quarantined_until: Timestamp,
+    /// The failures that may still make a burst.
+    pub recent_failures: Vec<Timestamp>,
+    /// The upgrades that may still become too many.
+    pub recent_upgrades: Vec<Timestamp>,
+}
+
 impl Supervisor {
     /// The machine of a server that nothing is known of. `seed` makes its jitter its own: equal seeds, equal waits.
     pub fn new(seed: u64) -> Self {
@@ -114,6 +137,8 @@ impl Supervisor {
             seed,
             newest: 0,
             failed_through: 0,
+            failed_at: None,
+            older: 0,
             upgraded_through: 0,
             failures: 0,
             rows: 0,
@@ -123,6 +148,45 @@ impl Supervisor {
             recent_failures: VecDeque::new(),
             recent_upgrades: VecDeque::new(),
             up: BTreeMap::new(),
+        }
+    }
+
+    /// The machine that an earlier worker had, as far as it was remembered: it stands where that one stood. What lies
+    /// further ahead of `now` than it ever could, since the clock was set back, is brought into bounds.
+    pub fn recalled(seed: u64, memory: &Memory, now: Timestamp) -> Self {
+        let is_past = |at: &&Timestamp| **at <= now;
+        let newest = if memory.failed_at.is_some() { RECALLED_STARTS } else { 0 };
+        Self {
+            newest,
+            failed_through: newest,
+            failed_at: memory.failed_at.map(|at| at.min(now)),
+            failures: memory.failures,
+            rows: u64::from(memory.failures > 0),
+            is_sound: memory.is_sound,
+            wait_until: memory.wait_until.min(now.plus(WAIT_MAX)),
+            quarantined_until: memory.quarantined_until.min(now.plus(QUARANTINE)),
+            recent_failures: memory.recent_failures.iter().filter(is_past).take(BURST_MAX).copied().collect(),
+            recent_upgrades: memory.recent_upgrades.iter().filter(is_past).take(UPGRADES_MAX).copied().collect(),
+            ..Self::new(seed)
+        }
+    }
+
+    /// [`recalled`](Self::recalled) with this machine's own jitter.
+    #[must_use]
+    pub fn recalled_from(&self, memory: &Memory, now: Timestamp) -> Self {
+        Self::recalled(self.seed, memory, now)
+    }
+
+    /// What a later worker needs to go on from here. Children that run are taken in by [`adopt`](Self::adopt).
+    pub fn memory(&self) -> Memory {
+        Memory {
+            failures: self.failures,
+            failed_at: self.failed_at,
+            is_sound: self.is_sound,
+            wait_until: self.wait_until,
+            quarantined_until: self.quarantined_until,
+            recent_failures: self.recent_failures.iter().copied().collect(),
+            recent_upgrades: self.recent_upgrades.iter().copied().collect(),
         }
     }
 
@@ -141,9 +205,15 @@ impl Supervisor {
 
     /// Takes in a child of an earlier worker, which has been up since `since`.
     pub fn adopt(&mut self, since: Timestamp) -> Start {
-        self.newest += 1;
-        self.up.insert(Start(self.newest), since);
-        Start(self.newest)
+        let start = if self.failed_at.is_some_and(|at| since <= at) && self.older < self.failed_through {
+            self.older += 1;
+            Start(self.older)
+        } else {
+            self.newest += 1;
+            Start(self.newest)
+        };
+        self.up.insert(start, since);
+        start
     }
 
     /// The child has finished its handshake.
@@ -183,6 +253,7 @@ impl Supervisor {
             return Counted::Again;
         }
         self.failed_through = self.newest;
+        self.failed_at = Some(now);
         self.is_sound = false;
         self.rows += u64::from(self.failures == 0);
         self.failures = self.failures.saturating_add(1);
@@ -200,6 +271,7 @@ impl Supervisor {
     pub fn lift(&mut self, now: Timestamp) {
         self.failures = 0;
         self.failed_through = self.newest;
+        self.failed_at = Some(now);
         self.is_sound = false;
         (self.wait_until, self.quarantined_until) = (now, now);
         self.recent_failures.clear();
@@ -270,6 +342,8 @@ fn mix(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
+/// Where the starts of a recalled machine begin to count: below is room for children from before the last failure.
+const RECALLED_STARTS: u64 = 1 << 32;
 /// How many failures in a row cost nothing.
 const FREE_FAILURES: u32 = 1;
 const WAIT_MIN: Duration = Duration::from_secs(1);

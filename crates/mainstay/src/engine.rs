@@ -299,6 +299,7 @@ impl Engine {
         self.stopping.set();
         self.quiet(self.settings.drain_grace).await;
         self.closing.set();
+        self.remember_servers();
         self.flush().await;
     }
 

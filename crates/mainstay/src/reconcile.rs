@@ -6,6 +6,7 @@ pub mod expire;
 pub mod note_use;
 pub mod owed;
 pub mod questions;
+pub mod remember;
 pub mod removed;
 pub mod suspend;
 pub mod trim;
@@ -31,5 +32,6 @@ pub fn start(engine: &Arc<Engine>) -> Vec<JoinHandle<()>> {
         spawn(questions::run(Arc::clone(engine))),
         spawn(trim::run(Arc::clone(engine))),
         spawn(unclaimed::run(Arc::clone(engine))),
+        spawn(remember::run(Arc::clone(engine))),
     ]
 }

@@ -192,6 +192,7 @@ async fn build(
         epoch,
         facts,
     });
+    engine.recall_servers().await;
     engine.hold(by_session(children, &engine.custody));
     engine.recall_eras().await;
     Arc::clone(&engine).adopt_calls().await;

@@ -42,6 +42,8 @@ pub enum Purpose {
     Source,
     /// An answer to a question of a server.
     Answer,
+    /// What is remembered of servers beyond their worker.
+    Memory,
 }
 
 impl Purpose {
@@ -60,6 +62,7 @@ impl Purpose {
             Self::Question => b"question",
             Self::Source => b"source",
             Self::Answer => b"answer",
+            Self::Memory => b"memory",
         }
     }
 }

@@ -405,6 +405,19 @@ impl Store {
         }
     }
 
+    /// What [`Write::Memory`] last said; `None` if it never did, or if that can't be read: then a key is gone, or somebody
+    /// has been at it, which is reported in the log. The key that sealed it is not among [`keys_in_use`](Self::keys_in_use).
+    ///
+    /// # Errors
+    ///
+    /// A [`StoreError`].
+    pub async fn server_memory(&self) -> Result<Option<Box<[u8]>>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.server_memory().await,
+            Self::Memory(store) => Ok(store.server_memory()),
+        }
+    }
+
     /// What is known of `server` as the definition with that fingerprint. Nothing if the definition changed, if
     /// there is none, or if it can't be read.
     pub async fn card(&self, server: &ServerName, fingerprint: [u8; 32]) -> Option<ServerCard> {

@@ -181,6 +181,10 @@ impl MemoryStore {
         self.read().configured.clone()
     }
 
+    pub(crate) fn server_memory(&self) -> Option<Box<[u8]>> {
+        self.read().memory.clone()
+    }
+
     pub(crate) fn card(&self, server: &ServerName, fingerprint: [u8; 32]) -> Option<ServerCard> {
         self.read().cards.get(server).filter(|card| card.fingerprint == fingerprint).cloned()
     }

@@ -192,6 +192,10 @@ impl SqliteStore {
         self.read(move |reader| reader.owed(now, limit)).await
     }
 
+    pub(crate) async fn server_memory(&self) -> Result<Option<Box<[u8]>>, StoreError> {
+        self.read(Reader::server_memory).await
+    }
+
     pub(crate) async fn configured(&self) -> Result<Option<Vec<ServerName>>, StoreError> {
         self.read(|reader| reader.configured()).await
     }

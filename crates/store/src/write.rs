@@ -39,6 +39,8 @@ pub enum Write {
     Card(ServerCard),
     /// The servers that are configured, whose sessions have been looked after; in place of those that were.
     Configured(Vec<ServerName>),
+    /// What is remembered of servers beyond their worker, in bytes that mean nothing here; in place of what was.
+    Memory(Box<[u8]>),
     /// A line of the audit trail; its number is given by the store. It is as durable as what it rides with, and alone
     /// it is a hint.
     Audit(AuditEntry),
@@ -62,6 +64,7 @@ impl Write {
             | Self::ForgetResume(_)
             | Self::Card(_)
             | Self::Configured(_)
+            | Self::Memory(_)
             | Self::Audit(_)
             | Self::Purge { .. } => Class::Hint,
         }
@@ -82,6 +85,7 @@ impl Write {
             Self::GiveUp(_) => "give-up",
             Self::Card(_) => "card",
             Self::Configured(_) => "configured",
+            Self::Memory(_) => "memory",
             Self::Audit(_) => "audit",
             Self::Purge { .. } => "purge",
         }
@@ -98,6 +102,7 @@ impl Write {
             | Self::GiveUp(_)
             | Self::Card(_)
             | Self::Configured(_)
+            | Self::Memory(_)
             | Self::Audit(_) => true,
             Self::Session(Change::End(_)) | Self::Resume(_) | Self::Purge { .. } => false,
         }
@@ -118,6 +123,7 @@ impl Write {
             | Self::GiveUp(_)
             | Self::Card(_)
             | Self::Configured(_)
+            | Self::Memory(_)
             | Self::Purge { .. } => None,
         }
     }

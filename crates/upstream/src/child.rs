@@ -38,7 +38,7 @@ pub(crate) use program::Stamp;
 pub use spawn::ALLOWED_VARIABLES;
 pub(crate) use stream::ChildStream;
 pub(crate) use supervision::Supervision;
-pub use supervision::{ChildCounts, ChildEnd, ChildSeen, LastFailure, Supervised};
+pub use supervision::{ChildCounts, ChildEnd, ChildSeen, LastFailure, ServerMemory, Supervised};
 
 use end::End;
 pub use end::Why;

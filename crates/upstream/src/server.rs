@@ -137,7 +137,8 @@ impl Server {
     /// are written, which may be confidential. So the digest never gets a name on a disk: it is part of the child's
     /// [label](crate::Label), which the keeper keeps in memory. When the keeper is renewed in place, the label travels in a
     /// file without a name: in memory (memfd), or, where memory has no files, in the state directory (`O_TMPFILE`), which
-    /// is gone with its descriptor.
+    /// is gone with its descriptor. In the ledger, with what is remembered of the server
+    /// ([`ServerMemory`](crate::ServerMemory)), it is sealed.
     pub fn definition(&self) -> [u8; 32] {
         let mut fields = Fields(digest::Context::new(&digest::SHA256));
         fields.add(&self.fingerprint());

@@ -18,12 +18,12 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use mainstay_core::id::ServerName;
 use mainstay_core::time::Timestamp;
 use mainstay_keeper::client::{Custody, Held};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use crate::bridge::Annotated;
 use crate::catalogue::Pages;
-use crate::child::{Mask, Stamp, Supervised, Supervision, Why, dismiss_of};
+use crate::child::{Mask, ServerMemory, Stamp, Supervised, Supervision, Why, dismiss_of};
 use crate::contact::{Contact, Contacts};
 use crate::era::Eras;
 use crate::failure::Failure;
@@ -59,6 +59,8 @@ pub struct Upstreams {
     texts: Mutex<VecDeque<Bytes>>,
     own_requests: AtomicU64,
     left: AtomicBool,
+    /// Something of some server has changed that is to outlive this worker.
+    changed: Arc<Notify>,
 }
 
 type TlsClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
@@ -109,6 +111,7 @@ impl Upstreams {
             texts: Mutex::default(),
             own_requests: AtomicU64::new(0),
             left: AtomicBool::new(false),
+            changed: Arc::default(),
         }
     }
 
@@ -172,11 +175,27 @@ impl Upstreams {
             Some(known) if Arc::ptr_eq(&known.server, server) => Arc::clone(known),
             Some(_) | None => {
                 let calls = self.host(server.url());
-                let destination = Arc::new(Destination::new(Arc::clone(server), calls, &self.parts));
+                let destination = Arc::new(Destination::new(Arc::clone(server), calls, (&self.parts, &self.changed)));
                 destinations.insert(server.name.clone(), Arc::clone(&destination));
                 destination
             }
         }
+    }
+
+    /// Goes on from what earlier workers remembered of the children of `server`. To be called before any link is made.
+    pub fn recall_children(&self, server: &Arc<Server>, memory: ServerMemory) {
+        self.destination(server).supervision.recall(server, memory);
+    }
+
+    /// What a later worker goes on from.
+    pub fn memory(&self, server: &Arc<Server>) -> ServerMemory {
+        self.destination(server).supervision.memory(server)
+    }
+
+    /// Resolves once what [`memory`](Self::memory) says of some server has changed since this resolved last. For one
+    /// waiter.
+    pub async fn memory_changed(&self) {
+        self.changed.notified().await;
     }
 
     /// What is known of the children of `server`; nothing, if it is reached by HTTP. Asks the file system for its program,
@@ -273,12 +292,12 @@ pub(crate) struct Resolved {
 }
 
 impl Destination {
-    fn new(server: Arc<Server>, calls: Arc<Semaphore>, parts: &Parts) -> Self {
+    fn new(server: Arc<Server>, calls: Arc<Semaphore>, (parts, changed): (&Parts, &Arc<Notify>)) -> Self {
         Self {
             fingerprint: server.fingerprint(),
             server,
             calls,
-            supervision: Supervision::new(parts),
+            supervision: Supervision::new(parts, changed),
             contacts: Contacts::default(),
             detected: Detected::default(),
             eras: Eras::default(),

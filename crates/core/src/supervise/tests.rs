@@ -244,3 +244,43 @@ proptest! {
         prop_assert_eq!(starts_of(seed, 5, Duration::from_mins(5)), starts_of(seed, 5, Duration::from_mins(5)));
     }
 }
+
+/// Plays the same steps to a machine, and to one that is recalled before each of them: no worker's death changes anything.
+#[test]
+fn c4_a_machine_that_is_recalled_stands_where_it_stood() {
+    for script in [
+        "0 start; 10 up 1; 20 kill 1; 20 start; 30 never 2; 40 stand; 40 start; 900 stand; 1100 start; 1200 stand",
+        "0 start; 1 never 1; 2 start; 3 never 2; 1100 start; 1101 never 3; 3200 start; 3201 never 4; 7300 start; \
+         7301 never 5; 7302 stand; 7303 start; 70000 stand; 70000 start",
+        "0 start; 1 never 1; 2 start; 3 never 2; 4 lift; 5 stand; 5 start; 6 stand",
+        "0 start; 1 exit 1 75; 2 start; 3 exit 2 75; 4 start; 5 exit 3 75; 6 start; 7 exit 4 75; 8 stand",
+    ] {
+        let mut machine = Supervisor::new(7);
+        for step in script.split(';') {
+            let now = at(step.split_whitespace().next().unwrap().parse().unwrap());
+            play(&mut machine, step);
+            let recalled = Supervisor::recalled(7, &machine.memory(), now);
+            for later in [0, 500, 1500, 30_000, 61_000, 400_000].map(Duration::from_millis) {
+                assert_eq!(recalled.standing(now.plus(later)), machine.standing(now.plus(later)), "{script} at {step}");
+            }
+            assert_eq!(recalled.memory(), machine.memory(), "{script} at {step}");
+        }
+    }
+}
+
+#[test]
+fn c4_children_from_before_a_failure_say_nothing_of_it_after_a_recall_either() {
+    let mut machine = Supervisor::new(7);
+    play(&mut machine, "0 start");
+    for step in ["1 never 1", "2 start", "3 never 2"] {
+        play(&mut machine, step);
+    }
+    let mut recalled = Supervisor::recalled(7, &machine.memory(), at(4));
+    let (older, newer) = (recalled.adopt(at(1)), recalled.adopt(at(10)));
+    assert_eq!(recalled.end(at(20), older, End::ByItself(None)), Counted::Again);
+    assert_eq!(recalled.end(at(30), newer, End::ByItself(None)), Counted::Failure);
+    // Whatever the clock did meanwhile, nothing waits for longer than it ever could.
+    let ahead = Memory { wait_until: at(1 << 40), quarantined_until: at(1 << 40), ..machine.memory() };
+    let standing = Supervisor::recalled(7, &ahead, at(0)).standing(at(0));
+    assert_eq!(standing.next_at, Some(at(0).plus(QUARANTINE)));
+}

@@ -151,6 +151,7 @@ impl Engine {
             }
         }
         self.note_use();
+        self.remember_servers();
         self.left.set();
         let recorded = self.record_calls();
         self.flush().await;

@@ -1,7 +1,9 @@
 //! The operator's view of servers and their children, and the order to restart them (C4, C5, C9).
 
 pub mod log;
+pub mod memory;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mainstay_core::audit::{Action, Actor};
@@ -10,7 +12,7 @@ use mainstay_core::id::{ServerName, SessionKey};
 use mainstay_core::supervise::Phase;
 use mainstay_core::wire::modern::Era;
 use mainstay_store::Write;
-use mainstay_upstream::{ChildEnd, ChildSeen, LastFailure, OnDisk, Supervised, Why, parse_label};
+use mainstay_upstream::{ChildCounts, ChildEnd, ChildSeen, LastFailure, OnDisk, Supervised, Why, parse_label};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -30,8 +32,8 @@ pub struct ServerSummary {
     pub state: &'static str,
     /// The newest era of the protocol that it is known to speak, `legacy` or `modern`; null if nothing is known.
     pub era: Option<&'static str>,
-    /// Live sessions with it.
-    pub sessions: usize,
+    /// Live sessions with it, in memory or not.
+    pub sessions: u64,
     /// Calls in flight to it.
     pub calls: u32,
     /// Whether it has answered `initialize` in this epoch.
@@ -40,9 +42,9 @@ pub struct ServerSummary {
     pub children: usize,
     /// Whether the program on disk is not the one that a child runs; the next start uses it.
     pub newer_on_disk: bool,
-    /// How often a child was started in the place of another one, since the worker started.
+    /// How often a child was started in the place of another one, and how often a start failed; over all workers.
     pub restarts: u64,
-    /// What it failed with last, since the worker started.
+    /// What it failed with last; for an HTTP server, since the worker started.
     pub last_failure: Option<FailureView>,
     /// When its next child may be started (RFC 3339), if not now.
     pub next_try_at: Option<String>,
@@ -88,6 +90,8 @@ pub struct ChildView {
 /// How a child ended.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ExitView {
+    /// The keeper's number for it, as in the log.
+    pub child: u64,
     /// When (RFC 3339).
     pub at: String,
     /// Its exit code, if it exited.
@@ -118,9 +122,10 @@ impl Engine {
     /// The configured servers, with what is known of each.
     pub async fn server_summaries(self: &Arc<Self>) -> Vec<ServerSummary> {
         let engine = Arc::clone(self);
+        let stored = self.stored_sessions().await;
         // It looks at programs on disk.
         let looked = tokio::task::spawn_blocking(move || {
-            let (views, held) = (engine.servers(), engine.held_per_server());
+            let (views, held) = (engine.servers(&stored), engine.held_per_server());
             let served = engine.servers.values().zip(views);
             served.map(|(served, view)| engine.summary(served, view, &held).0).collect()
         });
@@ -134,13 +139,25 @@ impl Engine {
     pub async fn server_detail(self: &Arc<Self>, name: &str) -> Result<ServerDetail, Refused> {
         let name = self.served(name)?.server.name.clone();
         let engine = Arc::clone(self);
-        let looked = tokio::task::spawn_blocking(move || engine.detail(&name));
+        let stored = self.stored_sessions().await;
+        let looked = tokio::task::spawn_blocking(move || engine.detail(&name, &stored));
         looked.await.ok().flatten().ok_or_else(|| Refused::new(Code::Internal, "the server could not be looked at"))
     }
 
-    fn detail(&self, name: &ServerName) -> Option<ServerDetail> {
+    /// How many sessions each server has in the ledger; nothing if that can't be counted now.
+    async fn stored_sessions(&self) -> BTreeMap<ServerName, u64> {
+        match self.store.count_by_server().await {
+            Ok(counted) => counted.into_iter().collect(),
+            Err(error) => {
+                tracing::warn!(error = %error, "stored sessions can't be counted; those in memory are");
+                BTreeMap::new()
+            }
+        }
+    }
+
+    fn detail(&self, name: &ServerName, stored: &BTreeMap<ServerName, u64>) -> Option<ServerDetail> {
         let served = self.servers.get(name)?;
-        let view = self.servers().into_iter().find(|view| view.name == name.as_str())?;
+        let view = self.servers(stored).into_iter().find(|view| view.name == name.as_str())?;
         let (summary, seen) = self.summary(served, view, &self.held_per_server());
         let answered_at = self.upstreams.contact(&served.server).answered_at;
         Some(ServerDetail {
@@ -171,7 +188,7 @@ impl Engine {
             };
             (state, contact.last_failure)
         } else {
-            (state_of(&seen, children), seen.last_failure.clone())
+            (state_of(&seen, children, view.sessions > 0), seen.last_failure.clone())
         };
         let summary = ServerSummary {
             name: view.name,
@@ -184,7 +201,7 @@ impl Engine {
             seen: view.seen,
             children,
             newer_on_disk: seen.children.iter().any(|child| child.on_disk == OnDisk::Newer),
-            restarts: seen.counts.restarts,
+            restarts: seen.totals.restarts + seen.totals.never_up + seen.totals.not_started,
             last_failure: last_failure.as_ref().map(FailureView::of),
             next_try_at: seen.next_at.map(|at| at.to_string()),
         };
@@ -244,20 +261,20 @@ impl Engine {
                 let name = served.server.name.clone();
                 let seen = self.upstreams.children(&served.server);
                 let held = held.iter().filter(|(of, ..)| *of == name).count();
-                let state = state_of(&seen, seen.children.len() + held);
+                let state = state_of(&seen, seen.children.len() + held, false);
                 (name, state, seen)
             })
             .collect()
     }
 }
 
-/// The word for where the children of a server stand.
-fn state_of(seen: &Supervised, children: usize) -> &'static str {
+/// The word for where the children of a server stand, which has been used if it has a session or anything was counted.
+fn state_of(seen: &Supervised, children: usize, has_sessions: bool) -> &'static str {
     match seen.phase {
         Phase::Quarantined => "quarantined",
         Phase::BackingOff => "backing_off",
         Phase::Open if children > 0 => "up",
-        Phase::Open if seen.ends.is_empty() && seen.last_failure.is_none() => "never_started",
+        Phase::Open if seen.totals == ChildCounts::default() && !has_sessions => "never_started",
         Phase::Open => "idle",
     }
 }
@@ -286,6 +303,7 @@ impl ChildView {
 impl ExitView {
     fn of(end: &ChildEnd) -> Self {
         Self {
+            child: end.child,
             at: end.at.to_string(),
             code: end.status.code,
             signal: end.status.signal,

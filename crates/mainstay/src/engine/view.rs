@@ -2,6 +2,8 @@
 
 pub mod sessions;
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use dashmap::DashMap;
 use mainstay_core::audit::AuditEntry;
@@ -166,8 +168,8 @@ pub struct ServerView {
     pub transport: &'static str,
     /// Its path on the MCP address.
     pub path: String,
-    /// Live sessions with it.
-    pub sessions: usize,
+    /// Live sessions with it, in memory or not.
+    pub sessions: u64,
     /// Calls in flight to it.
     pub calls: u32,
     /// Whether it has answered `initialize` in this epoch.
@@ -209,12 +211,14 @@ impl Engine {
         }
     }
 
-    /// The configured servers.
-    pub fn servers(&self) -> Vec<ServerView> {
+    /// The configured servers. `stored` is how many sessions each has in the ledger, which is all of them; where it says
+    /// nothing, those in memory count.
+    pub fn servers(&self, stored: &BTreeMap<ServerName, u64>) -> Vec<ServerView> {
         let view = |name: &ServerName, reach: &Reach| {
             let mine = self.live.iter().filter(|live| live.server.name == *name);
             let (sessions, calls) =
                 mine.fold((0, 0), |(sessions, calls), live| (sessions + 1, calls + live.activity().calls));
+            let sessions = stored.get(name).copied().unwrap_or(0).max(sessions);
             ServerView {
                 name: name.to_string(),
                 transport: match reach {

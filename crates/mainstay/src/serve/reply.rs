@@ -1,5 +1,6 @@
 //! The only place where a refusal becomes an HTTP response.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -165,7 +166,7 @@ pub fn no_such_path(engine: Option<&Arc<Engine>>) -> Response<Answer> {
     let text = engine.map_or_else(
         || "nothing is here; the servers are at `/mcp/NAME`".to_owned(),
         |engine| {
-            let paths: Vec<_> = engine.servers().into_iter().map(|server| server.path).collect();
+            let paths: Vec<_> = engine.servers(&BTreeMap::new()).into_iter().map(|server| server.path).collect();
             format!("nothing is here; the servers are at: {}", paths.join(", "))
         },
     );

@@ -26,6 +26,7 @@ pub(super) struct Tables {
     pub(super) owed: BTreeMap<u64, OwedDelete>,
     pub(super) cards: BTreeMap<ServerName, ServerCard>,
     pub(super) configured: Option<Vec<ServerName>>,
+    pub(super) memory: Option<Box<[u8]>>,
     pub(super) audit: BTreeMap<u64, AuditEntry>,
     /// The last number given to an owed delete. Numbers are not used twice.
     owed_last: u64,
@@ -44,6 +45,7 @@ enum Former {
     Owed(u64, Option<OwedDelete>),
     Card(ServerName, Option<ServerCard>),
     Configured(Option<Vec<ServerName>>),
+    Memory(Option<Box<[u8]>>),
     Audit(u64, Option<AuditEntry>),
     /// The last numbers given to owed deletes and audit entries.
     Last(u64, u64),
@@ -95,6 +97,7 @@ impl Tables {
             Write::Postpone(_) => {}
             Write::Card(card) => self.set(Former::Card(card.server.clone(), Some(card))),
             Write::Configured(servers) => self.set(Former::Configured(Some(servers))),
+            Write::Memory(bytes) => self.set(Former::Memory(Some(bytes))),
             Write::Audit(entry) => {
                 self.audit_last += 1;
                 self.set(Former::Audit(self.audit_last, Some(entry)));
@@ -206,6 +209,7 @@ impl Tables {
                 Former::Card(server, former)
             }
             Former::Configured(servers) => Former::Configured(std::mem::replace(&mut self.configured, servers)),
+            Former::Memory(bytes) => Former::Memory(std::mem::replace(&mut self.memory, bytes)),
             Former::Audit(number, row) => Former::Audit(number, replace(&mut self.audit, number, row)),
             Former::Last(owed, audit) => {
                 let former = Former::Last(self.owed_last, self.audit_last);

@@ -11,7 +11,7 @@ use super::connect;
 use super::database::{Bounds, Database};
 use super::reader::{key_column, sealed_columns, tombstone_columns};
 use crate::error::Found;
-use crate::keys::Keyring;
+use crate::keys::{Keyring, Purpose, Sealed};
 use crate::rows::{self, AuditColumns, OwedColumns, SessionColumns, StoneColumns, column, time_column};
 use crate::write::{PURGED_ROWS_MAX, Write};
 
@@ -44,6 +44,7 @@ impl Database {
             Write::Postpone(owed) => Ok(self.postpone(owed)?),
             Write::Card(card) => Ok(self.card(card)?),
             Write::Configured(servers) => Ok(self.set_configured(servers)?),
+            Write::Memory(bytes) => Ok(self.set_memory(bytes)?),
             Write::Audit(entry) => Ok(self.audit(entry)?),
             Write::Purge { now } => Ok(self.purge(*now)?),
         }
@@ -83,6 +84,21 @@ impl Database {
     fn set_configured(&self, servers: &[ServerName]) -> rusqlite::Result<()> {
         let names: Vec<_> = servers.iter().map(ServerName::as_str).collect();
         self.execute(SET_META, params!["servers", names.join("\n")]).map(|_| ())
+    }
+
+    /// What was remembered of servers, with the number of the key that sealed it before it.
+    pub(super) fn memory(&self) -> rusqlite::Result<Option<Sealed>> {
+        let row = self.first(META, ["memory"], |row| row.get::<_, Vec<u8>>(0))?;
+        Ok(row.and_then(|row| {
+            let (key_id, bytes) = row.split_first_chunk()?;
+            Some(Sealed { key_id: u32::from_be_bytes(*key_id), bytes: bytes.to_vec() })
+        }))
+    }
+
+    fn set_memory(&self, bytes: &[u8]) -> rusqlite::Result<()> {
+        let sealed = self.ring.seal(Purpose::Memory, b"", bytes);
+        let row = [&sealed.key_id.to_be_bytes()[..], &sealed.bytes].concat();
+        self.execute(SET_META, params!["memory", row]).map(|_| ())
     }
 
     /// Notes that the ledger belongs to `ring`, by its newest key.

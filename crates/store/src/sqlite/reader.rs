@@ -17,7 +17,7 @@ use super::database::{Bounds, Database};
 use crate::codec::STORED_STATES;
 use crate::codec::{action_number, state_number};
 use crate::counters::count;
-use crate::keys::{Keyring, Sealed, Signature};
+use crate::keys::{Keyring, Purpose, Sealed, Signature};
 use crate::rows::{self, AuditColumns, OwedColumns, SessionColumns, Signed, StoneColumns, column, time_column};
 use crate::stored::{
     AuditPage, Fault, Filter, Label, Listed, Page, REF_MATCHES_MAX, RowFault, RowKind, Stored, first_key,
@@ -232,6 +232,18 @@ impl Reader {
 
     pub(super) fn configured(&mut self) -> rusqlite::Result<Option<Vec<ServerName>>> {
         self.database.configured()
+    }
+
+    pub(super) fn server_memory(&mut self) -> rusqlite::Result<Option<Box<[u8]>>> {
+        let Some(sealed) = self.database.memory()? else { return Ok(None) };
+        match self.database.ring.open(Purpose::Memory, b"", &sealed) {
+            Ok(bytes) => Ok(Some(bytes.into())),
+            Err(rejection) => {
+                count(&self.database.meters.rows_refused);
+                warn!(%rejection, "what was remembered of servers can't be read, and is forgotten");
+                Ok(None)
+            }
+        }
     }
 
     pub(super) fn card(&mut self, server: &ServerName, fingerprint: [u8; 32]) -> rusqlite::Result<Option<ServerCard>> {

@@ -317,6 +317,20 @@ async fn t4_the_servers_that_were_configured_are_known_as_last_noted() {
 }
 
 #[tokio::test]
+async fn c4_what_is_remembered_of_servers_is_what_was_said_last_and_sealed() {
+    on_each(async |store| {
+        assert_eq!(store.server_memory().await.unwrap(), None);
+        for said in [&b"one"[..], b"", b"three"] {
+            store.commit(vec![Write::Memory(said.into())]).await.unwrap();
+            assert_eq!(store.server_memory().await.unwrap().as_deref(), Some(said));
+        }
+        store.commit(vec![Write::Memory((*b"four").into()), end(9, 2)]).await.unwrap_err();
+        assert_eq!(store.server_memory().await.unwrap().as_deref(), Some(&b"three"[..]), "all of a commit or nothing");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn s7_a_purge_takes_what_has_outlived_its_use() {
     on_each(async |store| {
         store.commit(vec![insert(1), end(1, 2), insert(2), insert(3), Write::Resume(resume(2))]).await.unwrap();

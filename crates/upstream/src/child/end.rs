@@ -33,6 +33,17 @@ pub enum Why {
 }
 
 impl Why {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Restart,
+        Self::Redefined,
+        Self::Removed,
+        Self::SessionEnded,
+        Self::Suspended,
+        Self::NeverUp,
+        Self::Unwanted,
+    ];
+
     /// For people.
     pub const fn as_str(self) -> &'static str {
         match self {

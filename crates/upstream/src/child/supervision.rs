@@ -1,13 +1,13 @@
 //! The children of one server, all sessions together: when another one may be started (C4), and what became of the last.
 //!
-//! [`mainstay_core::supervise`] decides; here is its clock, its waiting callers and what people are shown of it. It knows
-//! what this worker has seen: the next one begins anew, with the children that are there.
+//! [`mainstay_core::supervise`] decides; here is its clock, its waiting callers and what people are shown of it. What is
+//! to outlive this worker is a [`ServerMemory`]; whoever keeps it is told of each change.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use mainstay_core::supervise::{Counted, Phase, Start, Supervisor, Verdict};
+use mainstay_core::supervise::{Counted, Memory, Phase, Start, Supervisor, Verdict};
 use mainstay_core::supervise::{End as Ended, Standing};
 use mainstay_core::time::Timestamp;
 use mainstay_keeper::ChildId;
@@ -31,6 +31,8 @@ pub(crate) struct Supervision {
     state: Mutex<State>,
     /// Starts may be free now that were not.
     lifted: Notify,
+    /// Something has changed that is to outlive this worker.
+    changed: Arc<Notify>,
 }
 
 struct State {
@@ -39,6 +41,23 @@ struct State {
     ends: VecDeque<ChildEnd>,
     last_failure: Option<LastFailure>,
     counts: ChildCounts,
+    /// What earlier workers have counted.
+    before: ChildCounts,
+}
+
+/// What is remembered of the children of a server beyond the worker that has seen them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServerMemory {
+    /// [`Server::definition`] of the server then.
+    pub definition: [u8; 32],
+    /// Where its machine stands.
+    pub machine: Memory,
+    /// The last ends, the oldest first.
+    pub ends: Vec<ChildEnd>,
+    /// The last failure.
+    pub last_failure: Option<LastFailure>,
+    /// Totals of all workers so far.
+    pub totals: ChildCounts,
 }
 
 /// A child that runs, as far as this worker knows.
@@ -63,6 +82,8 @@ pub struct LastFailure {
 /// How a child ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChildEnd {
+    /// The keeper's number for it; 0 if that is not known.
+    pub child: u64,
     /// When.
     pub at: Timestamp,
     /// Its exit status.
@@ -126,12 +147,31 @@ pub struct Supervised {
     pub ends: Vec<ChildEnd>,
     /// The last failure.
     pub last_failure: Option<LastFailure>,
-    /// Totals.
+    /// Totals of this worker.
     pub counts: ChildCounts,
+    /// Totals of this worker and those before it.
+    pub totals: ChildCounts,
+}
+
+impl ChildCounts {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            up: self.up + other.up,
+            never_up: self.never_up + other.never_up,
+            not_started: self.not_started + other.not_started,
+            gateway: self.gateway + other.gateway,
+            restarts: self.restarts + other.restarts,
+            exited: self.exited + other.exited,
+            failed: self.failed + other.failed,
+            upgraded: self.upgraded + other.upgraded,
+            killed: self.killed + other.killed,
+            stopped: self.stopped + other.stopped,
+        }
+    }
 }
 
 impl Supervision {
-    pub(crate) fn new(parts: &Parts) -> Arc<Self> {
+    pub(crate) fn new(parts: &Parts, changed: &Arc<Notify>) -> Arc<Self> {
         let mut seed = [0; 8];
         seed.copy_from_slice(&(parts.entropy)()[..8]);
         Arc::new(Self {
@@ -143,9 +183,34 @@ impl Supervision {
                 ends: VecDeque::new(),
                 last_failure: None,
                 counts: ChildCounts::default(),
+                before: ChildCounts::default(),
             }),
             lifted: Notify::new(),
+            changed: Arc::clone(changed),
         })
+    }
+
+    /// Goes on from what earlier workers have seen. Of another definition than `server`'s only what has happened counts,
+    /// and nothing is held against this one. To be called before any child is known.
+    pub(crate) fn recall(&self, server: &Server, memory: ServerMemory) {
+        let mut state = lock(&self.state);
+        if memory.definition == server.definition() {
+            state.machine = state.machine.recalled_from(&memory.machine, self.instant());
+        }
+        state.ends = memory.ends.into_iter().take(ENDS_KEPT_MAX).collect();
+        (state.last_failure, state.before) = (memory.last_failure, memory.totals);
+    }
+
+    /// What a later worker goes on from.
+    pub(crate) fn memory(&self, server: &Server) -> ServerMemory {
+        let state = lock(&self.state);
+        ServerMemory {
+            definition: server.definition(),
+            machine: state.machine.memory(),
+            ends: state.ends.iter().cloned().collect(),
+            last_failure: state.last_failure.clone(),
+            totals: state.before.plus(state.counts),
+        }
     }
 
     fn instant(&self) -> Timestamp {
@@ -205,6 +270,7 @@ impl Supervision {
     pub(crate) fn lift(&self) {
         lock(&self.state).machine.lift(self.instant());
         self.lifted.notify_waiters();
+        self.changed.notify_one();
     }
 
     /// Ends the children that run, because an operator wants others, and returns how many have ended. They are ended all
@@ -239,6 +305,7 @@ impl Supervision {
             ends: state.ends.iter().rev().cloned().collect(),
             last_failure: state.last_failure.clone(),
             counts: state.counts,
+            totals: state.before.plus(state.counts),
         }
     }
 }
@@ -269,11 +336,13 @@ impl Lease {
         state.counts.up += 1;
         state.counts.restarts += u64::from(again);
         state.machine.up(self.supervision.instant(), self.start);
+        self.supervision.changed.notify_one();
     }
 
     /// The child has not finished its handshake. `cause` says why, if its end does not.
     pub(super) fn never_up(&self, cause: Option<&str>) {
         lock(&self.supervision.state).counts.never_up += 1;
+        self.supervision.changed.notify_one();
         if let Some(cause) = cause {
             self.fail(Ended::NeverUp, cause, "");
         }
@@ -286,6 +355,7 @@ impl Lease {
             let counts = &mut lock(&self.supervision.state).counts;
             *(if at_gateway { &mut counts.gateway } else { &mut counts.not_started }) += 1;
         }
+        self.supervision.changed.notify_one();
         if !at_gateway {
             self.fail(Ended::NeverUp, &failure.cause(), "");
         }
@@ -295,6 +365,12 @@ impl Lease {
     pub(super) fn ended(&self, end: &End) {
         let mut state = lock(&self.supervision.state);
         let Some(alive) = state.children.remove(&self.start) else { return };
+        let child = alive.child.map_or(0, ChildId::get);
+        // An earlier worker has seen this very end, and had no time to let the keeper forget the child.
+        if child > 0 && state.ends.iter().any(|seen| seen.child == child && seen.at >= alive.since) {
+            state.machine.end(self.supervision.instant(), self.start, Ended::Ours);
+            return;
+        }
         let (status, words) = (end.status(), end.stderr_tail());
         let (is_lost, ordered) = (end.exit.is_none(), end.why.is_some());
         let counts = &mut state.counts;
@@ -310,7 +386,7 @@ impl Lease {
             state.ends.pop_front();
         }
         let lived = at.since(alive.since);
-        state.ends.push_back(ChildEnd { at, status, lived, why: end.why, words: words.clone() });
+        state.ends.push_back(ChildEnd { child, at, status, lived, why: end.why, words: words.clone() });
         drop(state);
         let how = if ordered || is_lost { Ended::Ours } else { Ended::ByItself(status.code) };
         self.fail(how, &format!("its process {status}"), &words);
@@ -326,6 +402,7 @@ impl Lease {
             }
             Counted::Upgrade | Counted::Nothing => {}
         }
+        self.supervision.changed.notify_one();
     }
 }
 
