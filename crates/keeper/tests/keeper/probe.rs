@@ -18,6 +18,8 @@ use crate::processes::STATE_DIR_VARIABLE;
 
 /// How long anything in these tests may take that is expected to happen.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
+/// For what takes long by itself.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A state directory and the keeper on it.
 pub(crate) struct Probe {
@@ -119,7 +121,15 @@ impl Probe {
 
     /// The same, for a worker that takes long to come.
     pub(crate) fn connect_patiently(&self, number: u64) -> Talk {
-        (0..6).find_map(|_| self.try_connect_beyond(number)).unwrap()
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            // One that was only just stopped may answer for a while.
+            if let Some(talk) = self.try_connect_beyond(number) {
+                return talk;
+            }
+            assert!(Instant::now() < deadline, "waited in vain for the next worker");
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     fn try_connect_beyond(&self, number: u64) -> Option<Talk> {
