@@ -1,10 +1,11 @@
 //! The black-box harness of Mainstay and its scriptable servers.
 //!
-//! Everything here is behind a real socket or pipe, and a real process but for [`up_m`]. The servers ([`up_h`], [`up_l`], [`up_s`]) share what they
-//! serve ([`server`]); nothing here depends on the product's crates: the gateway is known by its binary alone.
+//! Everything here is behind a real socket or pipe, and a real process but for [`up_m`] and [`up_v`]. The servers ([`up_h`],
+//! [`up_l`], [`up_s`]) share what they serve ([`server`]); nothing here depends on the product's crates: the gateway is known
+//! by its binary alone.
 //!
-//! A test starts upstreams ([`UpH`], [`UpL`], [`UpM`], [`UpS`]) and a [`Gateway`] in front of them, and speaks to it as a [`RawClient`], of
-//! which every byte is known, or as an [`SdkClient`], a program on a real SDK in a process of its own.
+//! A test starts upstreams ([`UpH`], [`UpL`], [`UpM`], [`UpS`], [`UpV`]) and a [`Gateway`] in front of them, and speaks to it
+//! as a [`RawClient`], of which every byte is known, or as an [`SdkClient`], a program on a real SDK in a process of its own.
 
 mod binaries;
 pub mod flags;
@@ -21,6 +22,7 @@ pub mod up_h;
 pub mod up_l;
 pub mod up_m;
 pub mod up_s;
+pub mod up_v;
 mod upstreams;
 mod wait;
 mod wrapped;
@@ -35,6 +37,7 @@ pub use raw::{Ended, Exchange, Outcome, RawClient, SseEvent, SseItem, SseParser}
 pub use sdk::{RustClient, SdkClient, SdkKind, SdkSession};
 pub use up_l::UpL;
 pub use up_m::UpM;
+pub use up_v::UpV;
 pub use upstreams::{StdioPeer, UpH, UpS};
 pub use wait::{stretched, wait_blocking, wait_until, within};
 pub use wrapped::Wrapped;

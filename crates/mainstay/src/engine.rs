@@ -12,6 +12,7 @@ pub mod handover;
 pub mod leavers;
 pub mod listen;
 pub mod live;
+pub mod modern;
 pub mod open;
 pub mod operate;
 pub mod questions;
@@ -94,6 +95,10 @@ pub struct Served {
     pub suspend_after: Option<Duration>,
     /// Whether its child holds state that must not be let go.
     pub stateful: bool,
+    /// Which era of the protocol its endpoint offers.
+    pub offer: modern::Offer,
+    /// Stateless requests in flight.
+    pub stateless: Tally,
     /// When its failures were last told to the operator, in milliseconds of Unix time.
     pub warned_at: AtomicU64,
 }
@@ -326,7 +331,11 @@ impl Engine {
     /// Resolves once no call is in flight and who waits for an answer on a stream has it, or `bound` has passed. Listening
     /// streams have ended by then.
     async fn quiet(&self, bound: Duration) {
-        let quiet = || self.openings.count() == 0 && self.live.iter().all(|live| live.activity().is_idle());
+        let quiet = || {
+            self.stateless_calls() == 0
+                && self.openings.count() == 0
+                && self.live.iter().all(|live| live.activity().is_idle())
+        };
         self.until(bound, quiet).await;
     }
 

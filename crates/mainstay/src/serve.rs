@@ -8,6 +8,7 @@ mod connection;
 pub mod guard;
 pub mod legacy;
 pub mod mcp;
+mod modern;
 pub mod rate;
 pub mod reply;
 

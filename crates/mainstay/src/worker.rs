@@ -28,6 +28,7 @@ use crate::engine::census::Census;
 use crate::engine::handover::HandoverView;
 use crate::engine::handover::changes::{Changes, ServerChange, ServerFate, SettingChangeView};
 use crate::engine::leavers::Leavers;
+use crate::engine::modern::Offer;
 use crate::engine::tally::Tally;
 use crate::engine::view::{Facts, KnobView};
 use crate::engine::{self, Engine, ListenStream, Served, Settings, listen};
@@ -280,11 +281,17 @@ fn served(config: &Config) -> anyhow::Result<Vec<Served>> {
                 Some(config::ListenStream::Never) => ListenStream::Never,
                 Some(config::ListenStream::Auto) | None => ListenStream::Auto,
             };
+            let offer = match configured.map(|configured| configured.offer) {
+                Some(config::Offer::Legacy) => Offer::Legacy,
+                Some(config::Offer::Both) => Offer::Both,
+                Some(config::Offer::Auto) | None => Offer::Auto,
+            };
             let suspend_after = configured.map_or(config.session.suspend_after, |server| {
                 server.suspend_after.unwrap_or(config.session.suspend_after)
             });
             let stateful = configured.is_some_and(config::Server::is_stateful);
-            Served { server, listen_stream, suspend_after, stateful, warned_at: AtomicU64::new(0) }
+            let (stateless, warned_at) = (Tally::default(), AtomicU64::new(0));
+            Served { server, listen_stream, suspend_after, stateful, offer, stateless, warned_at }
         })
         .collect())
 }

@@ -28,7 +28,7 @@ use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
 use crate::wire::{self, lock};
 
-pub(crate) use post::{Dressed, Response, exchange};
+pub(crate) use post::{Dressed, Fault, Response, exchange, post};
 pub(crate) use stream::BridgeStream;
 pub(crate) use tools::Annotated;
 

@@ -63,7 +63,7 @@ async fn scrape(engine: &Engine) -> Scrape {
         children: children(engine),
         eras: eras(engine),
         streams_open: streams,
-        calls_in_flight: calls,
+        calls_in_flight: calls + count(engine.stateless_calls()),
         streams_held: engine.live.iter().map(|live| count(live.streams_held())).sum(),
         journal: engine.journal.counters(),
     }

@@ -258,6 +258,12 @@ pub(crate) fn failed(failure: &Failure, server: &Server) -> Refused {
 /// `error.data.limit` the setting that is in the way (S12), `error.data.retry_after_ms` when another try makes sense, if
 /// that is known.
 pub fn refusal_message(id: &[u8], refusal: &Refused) -> Bytes {
+    let id = (!id.is_empty()).then_some(id);
+    error_message(id, refusal.code.json_rpc(), &refusal.text, Some(&refusal_data(refusal))).into()
+}
+
+/// What stands in the `data` of a refusal: raw JSON.
+pub(crate) fn refusal_data(refusal: &Refused) -> Vec<u8> {
     let mut data = format!("{{\"mainstay\":\"{}\"", refusal.code.name()).into_bytes();
     if let Some(server) = &refusal.server {
         data.extend_from_slice(b",\"server\":");
@@ -271,8 +277,7 @@ pub fn refusal_message(id: &[u8], refusal: &Refused) -> Bytes {
         data.extend_from_slice(format!(",\"retry_after_ms\":{}", after.as_millis()).as_bytes());
     }
     data.push(b'}');
-    let id = (!id.is_empty()).then_some(id);
-    error_message(id, refusal.code.json_rpc(), &refusal.text, Some(&data)).into()
+    data
 }
 
 /// What the journal calls a batch's method.

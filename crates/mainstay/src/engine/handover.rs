@@ -131,7 +131,8 @@ impl Engine {
     /// How many calls on HTTP servers this worker still runs, whether their clients are connected or not.
     pub(crate) fn http_calls(&self) -> usize {
         let own = |live: &Live| live.calls().iter().filter(|call| !call.is_elsewhere).count();
-        self.live.iter().filter(|live| live.server.is_http()).map(|live| own(&live)).sum()
+        let of_sessions: usize = self.live.iter().filter(|live| live.server.is_http()).map(|live| own(&live)).sum();
+        of_sessions + self.stateless_calls()
     }
 
     /// How many requests wait for the answer of an HTTP server: those stay with this worker.

@@ -15,10 +15,10 @@ use mainstay_upstream::Reach;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::engine::Engine;
 use crate::engine::handover::HandoverView;
 use crate::engine::handover::changes::Compare;
 use crate::engine::live::Live;
+use crate::engine::{Engine, Served};
 use crate::runtime::build;
 
 /// What a worker knows of the processes around it.
@@ -214,24 +214,25 @@ impl Engine {
     /// The configured servers. `stored` is how many sessions each has in the ledger, which is all of them; where it says
     /// nothing, those in memory count.
     pub fn servers(&self, stored: &BTreeMap<ServerName, u64>) -> Vec<ServerView> {
-        let view = |name: &ServerName, reach: &Reach| {
+        let view = |name: &ServerName, served: &Served| {
             let mine = self.live.iter().filter(|live| live.server.name == *name);
             let (sessions, calls) =
                 mine.fold((0, 0), |(sessions, calls), live| (sessions + 1, calls + live.activity().calls));
             let sessions = stored.get(name).copied().unwrap_or(0).max(sessions);
+            let stateless = u32::try_from(served.stateless.count()).unwrap_or(u32::MAX);
             ServerView {
                 name: name.to_string(),
-                transport: match reach {
+                transport: match &served.server.reach {
                     Reach::Http { .. } => "http",
                     Reach::Child { .. } => "stdio",
                 },
                 path: format!("/mcp/{name}"),
                 sessions,
-                calls,
+                calls: stateless.saturating_add(calls),
                 seen: self.facts.cards.contains_key(name),
             }
         };
-        self.servers.iter().map(|(name, served)| view(name, &served.server.reach)).collect()
+        self.servers.iter().map(|(name, served)| view(name, served)).collect()
     }
 
     /// The live connections to servers, as far as they are in memory.

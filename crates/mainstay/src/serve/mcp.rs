@@ -26,7 +26,7 @@ use crate::engine::listen::Followed;
 use crate::engine::live::{Entry, Live};
 use crate::engine::{Caller, Refused, SESSION_UNKNOWN, Served};
 use crate::serve::reply::{self, Answer, SESSION_ID};
-use crate::serve::{Front, guard};
+use crate::serve::{Front, guard, modern};
 
 /// Answers a request of `peer` to the endpoint of `server`.
 pub async fn serve(front: &Arc<Front>, peer: IpAddr, server: &str, request: HttpRequest<Incoming>) -> Response<Answer> {
@@ -91,10 +91,10 @@ async fn answer(
     Ok(response?)
 }
 
-/// Whether a request can only be `initialize`, or nothing that is served: a POST without a session's id. That is seen
-/// before anything is spent on it.
+/// Whether a request can only be `initialize`, or nothing that is served: a POST without a session's id that does not say
+/// that it needs none. That is seen before anything is spent on it.
 fn opens(verb: &Verb, headers: &HeaderMap) -> bool {
-    *verb == Verb::POST && !headers.contains_key(SESSION_ID)
+    *verb == Verb::POST && !headers.contains_key(SESSION_ID) && !modern::is_announced(headers)
 }
 
 /// Takes an opening out of what `peer` may open (S12).
@@ -151,8 +151,15 @@ async fn post(
     let caller = caller?;
     accepts_both(&head.headers)?;
     is_json(&head.headers)?;
-    let Posted { messages, batched } = posted?;
+    let posted = posted?;
     let served = served?;
+    if let Some((only, meta)) = modern::recognise(&posted, &head.headers)
+        && front.engine.offers_modern(served).await
+    {
+        here(front)?;
+        return Ok(modern::answer(front, served, &head.headers, (only, &meta)).await);
+    }
+    let Posted { messages, batched } = posted;
     if let [only] = messages.as_slice()
         && only.envelope.kind == Kind::Request
         && !batched

@@ -188,7 +188,7 @@ pub fn health(well: bool) -> Response<Answer> {
 /// The header that carries a session's id (2025-11-25, Transports, Session Management).
 pub const SESSION_ID: &str = "mcp-session-id";
 /// When to try again where nobody knows.
-const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
+pub(super) const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
 const CHALLENGE: HeaderValue = HeaderValue::from_static("Bearer realm=\"mainstay\"");
 const CHALLENGE_INVALID: HeaderValue = HeaderValue::from_static("Bearer realm=\"mainstay\", error=\"invalid_token\"");
 const BEARER_MISSING: &str = "send `Authorization: Bearer TOKEN`; a token in the query string is not looked at";

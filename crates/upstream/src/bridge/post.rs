@@ -28,6 +28,14 @@ impl Dressed {
         Self::of(message.into(), &Speaker::gateway(), None)
     }
 
+    /// A message of a modern client, which says everything itself; with the headers of its annotated parameters.
+    pub(crate) fn as_it_is(message: Bytes, params: &HeaderMap) -> Self {
+        let mut headers =
+            envelope::scan(&message).map_or_else(|_| HeaderMap::new(), |scanned| headers(&message, &scanned));
+        headers.extend(params.clone());
+        Self { message, headers }
+    }
+
     /// `message`, as `speaker` says it.
     pub(super) fn of(message: Bytes, speaker: &Speaker<'_>, level: Option<&str>) -> Self {
         let Ok(scanned) = envelope::scan(&message) else { return Self { message, headers: HeaderMap::new() } };
@@ -93,7 +101,7 @@ pub(crate) struct Response {
 }
 
 /// POSTs `dressed` with the headers that are configured.
-pub(super) async fn post(upstreams: &Upstreams, destination: &Destination, dressed: &Dressed) -> Result<Reply, Fault> {
+pub(crate) async fn post(upstreams: &Upstreams, destination: &Destination, dressed: &Dressed) -> Result<Reply, Fault> {
     let server = &*destination.server;
     let url = server.url().ok_or_else(|| Fault::Failed(unusable(server, &"it has no url")))?;
     let place = destination.place().await.map_err(Fault::Failed)?;

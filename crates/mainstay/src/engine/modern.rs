@@ -1,0 +1,67 @@
+//! Requests of modern clients (2026-07-28): no session, nothing to remember, and nothing to come back to.
+
+use mainstay_core::wire::modern::Era;
+use mainstay_upstream::{Failure, Forwarded, Server, Stateless};
+
+use crate::engine::{Engine, Refused, Served, call};
+
+/// Which era of the protocol an endpoint offers (E0).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Offer {
+    /// Stateless requests where the server is modern, and sessions in any case.
+    #[default]
+    Auto,
+    /// Sessions only.
+    Legacy,
+    /// Stateless requests, whatever is known of the server.
+    Both,
+}
+
+impl Engine {
+    /// Whether stateless requests are offered at the endpoint of `served`. May ask a server for its era, once in a while.
+    pub async fn offers_modern(&self, served: &Served) -> bool {
+        match served.offer {
+            Offer::Legacy => false,
+            Offer::Both => true,
+            Offer::Auto => {
+                // Of a server that is away now, what was known of it stands.
+                let asked = tokio::time::timeout(mainstay_upstream::PROBE_BOUND, self.era_of(served)).await;
+                let era = asked.ok().flatten().or_else(|| self.spoken_by(&served.server).era());
+                era == Some(Era::Modern)
+            }
+        }
+    }
+
+    /// How many stateless requests are in flight: a drain gives them its grace, and a worker that has handed over stays for
+    /// them. Streams that are listened to are none.
+    pub fn stateless_calls(&self) -> usize {
+        self.servers.values().map(|served| served.stateless.count()).sum()
+    }
+
+    /// Sends a stateless request to the server of `served`, and tells the operator if that fails. Dropping the future
+    /// cancels it.
+    ///
+    /// # Errors
+    /// What became of it, for its client.
+    pub async fn forward(&self, served: &Served, request: &Stateless) -> Result<Forwarded, Refused> {
+        let _outstays = self.outstaying.enter();
+        let forwarded = tokio::select! {
+            biased;
+            forwarded = self.upstreams.forward(&served.server, request) => forwarded,
+            () = self.closing() => return Err(cut_off(&served.server)),
+        };
+        forwarded.map_err(|failure| self.not_forwarded(served, &failure))
+    }
+
+    /// What `failure` is to the client of a stateless request.
+    pub fn not_forwarded(&self, served: &Served, failure: &Failure) -> Refused {
+        self.note_failure(&served.server.name, failure);
+        call::failed(failure, &served.server)
+    }
+}
+
+/// What a stateless request comes to that is cut at the end of a drain. Nothing is wrong with its server.
+pub fn cut_off(server: &Server) -> Refused {
+    let cause = "the gateway stops".into();
+    call::failed(&Failure::OutcomeUnknown { server: server.name.clone(), cause }, server)
+}

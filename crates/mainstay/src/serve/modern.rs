@@ -1,0 +1,325 @@
+//! Requests that say for themselves what they are (2026-07-28): told by their body, checked against their headers, passed on
+//! as they are.
+//!
+//! There is no session here, so a status tells nothing about one, and nothing can be resumed: a client that closes its
+//! response cancels its request (2026-07-28, Streamable HTTP, Cancellation).
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use http::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+use mainstay_core::code::{Code, TerminalStatus};
+use mainstay_core::wire::envelope::{Kind, error_message, result_message};
+use mainstay_core::wire::method::Method;
+use mainstay_core::wire::modern::header::{self, Field, Received};
+use mainstay_core::wire::modern::{self, Meta};
+use mainstay_core::wire::sse;
+use mainstay_upstream::{Forwarded, Relay, Relayed, Stateless};
+use tokio::time::Instant;
+
+use crate::engine::call::{Request, refusal_data};
+use crate::engine::modern::cut_off;
+use crate::engine::stream::{KEEP_ALIVE, STILL_HERE};
+use crate::engine::tally::Counted;
+use crate::engine::{Refused, Served};
+use crate::serve::Front;
+use crate::serve::mcp::Posted;
+use crate::serve::reply::{self, Answer, RETRY_AFTER_DEFAULT, SESSION_ID};
+
+/// Whether the headers say that a request is modern. Only its body decides.
+pub(super) fn is_announced(headers: &HeaderMap) -> bool {
+    headers.get(header::PROTOCOL_VERSION).is_some_and(|value| value.as_bytes() == modern::VERSION.as_bytes())
+}
+
+/// The one message of `posted` and its `_meta`, if it is a modern one: its body says so, or its headers do and no session
+/// and no `initialize` contradicts them.
+pub(super) fn recognise<'a>(posted: &'a Posted, headers: &HeaderMap) -> Option<(&'a Request, Meta)> {
+    let [only] = posted.messages.as_slice() else { return None };
+    if posted.batched || !matches!(only.envelope.kind, Kind::Request | Kind::Notification) {
+        return None;
+    }
+    let meta = Meta::read(&only.message, &only.envelope);
+    let announced = is_announced(headers) && !headers.contains_key(SESSION_ID) && only.method != Method::Initialize;
+    (meta.is_modern() || announced).then_some((only, meta))
+}
+
+/// Answers a modern `request` to the server of `served`. Whatever is wrong with it is an answer, too.
+pub(super) async fn answer(
+    front: &Arc<Front>,
+    served: &Served,
+    headers: &HeaderMap,
+    (request, meta): (&Request, &Meta),
+) -> Response<Answer> {
+    let began = Instant::now();
+    let (response, outcome) = match checked(headers, request, meta) {
+        Err(fault) => (fault.response(&request.id()), Some(Code::RequestInvalid)),
+        Ok(stateless) => {
+            let counted = served.stateless.enter();
+            match front.engine.forward(served, &stateless).await {
+                Ok(Forwarded::Accepted) => (reply::empty(StatusCode::ACCEPTED), None),
+                Ok(Forwarded::Whole(status, message)) => (whole(status, message), None),
+                Ok(Forwarded::Events(relay)) => {
+                    let relaying = Relaying::new(front, served, (request, relay), counted);
+                    (reply::streaming(relaying.chunks()), None)
+                }
+                Err(refused) => (failure(&refused, &request.id()), Some(refused.code)),
+            }
+        }
+    };
+    front.engine.metrics.call(&served.server.name, request.method, began.elapsed(), outcome);
+    response
+}
+
+/// What is wrong with a request, in the words of the revision.
+#[derive(Debug, PartialEq, Eq)]
+struct Fault {
+    status: StatusCode,
+    code: i64,
+    text: String,
+    data: Option<Vec<u8>>,
+}
+
+impl Fault {
+    fn bad(code: i64, text: String) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, code, text, data: None }
+    }
+
+    fn response(&self, id: &[u8]) -> Response<Answer> {
+        let id = (!id.is_empty()).then_some(id);
+        reply::json(self.status, error_message(id, self.code, &self.text, self.data.as_deref()).into())
+    }
+}
+
+/// What goes to the server for a request that keeps the rules (2026-07-28, Streamable HTTP, Server Validation).
+fn checked(headers: &HeaderMap, request: &Request, meta: &Meta) -> Result<Stateless, Fault> {
+    let (message, envelope) = (&request.message, &request.envelope);
+    if envelope.kind == Kind::Request || meta.is_modern() {
+        let version = meta.require(message).map_err(|error| Fault::bad(modern::INVALID_PARAMS, error.to_string()))?;
+        let received = Received {
+            version: field(headers, header::PROTOCOL_VERSION),
+            method: field(headers, header::METHOD),
+            name: field(headers, header::NAME),
+        };
+        let mismatch = |error: header::HeaderError| Fault::bad(modern::HEADER_MISMATCH, error.to_string());
+        header::check(message, envelope, meta, &received).map_err(mismatch)?;
+        if version != modern::VERSION {
+            let data = modern::unsupported_version_data(&version, &[modern::VERSION]);
+            let text = format!("requests that say for themselves what they are can be of {} only", modern::VERSION);
+            return Err(Fault { data: Some(data), ..Fault::bad(modern::UNSUPPORTED_VERSION, text) });
+        }
+    }
+    if request.method == Method::Initialize {
+        let text = format!("`initialize` does not exist in {}", modern::VERSION);
+        let status = StatusCode::NOT_FOUND;
+        return Err(Fault { status, ..Fault::bad(modern::METHOD_NOT_FOUND, text) });
+    }
+    let listens = envelope.method_name(message).is_some_and(|method| method == LISTEN);
+    Ok(Stateless { message: message.clone(), method: request.method, params: params(headers)?, listens })
+}
+
+fn field<'a>(headers: &'a HeaderMap, name: &str) -> Field<'a> {
+    Field::of(headers.get_all(name).iter().map(|value| value.as_bytes().trim_ascii()))
+}
+
+/// The headers of annotated parameters.
+fn params(headers: &HeaderMap) -> Result<HeaderMap, Fault> {
+    let mut params = HeaderMap::new();
+    for (name, value) in headers {
+        if name.as_str().starts_with(header::PARAM_PREFIX) && params.insert(name, value.clone()).is_some() {
+            let text = format!("the header `{name}` is there more than once");
+            return Err(Fault::bad(modern::HEADER_MISMATCH, text));
+        }
+    }
+    Ok(params)
+}
+
+fn whole(status: u16, message: Bytes) -> Response<Answer> {
+    reply::json(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY), message)
+}
+
+/// What became of a request that has no answer. No session depends on the status here, so it says what it means to any HTTP
+/// client.
+fn failure(refused: &Refused, id: &[u8]) -> Response<Answer> {
+    let is_away = matches!(refused.code, Code::ServerUnreachable | Code::Unavailable);
+    let status = match refused.code.http_status(TerminalStatus::Spec) {
+        _ if is_away => StatusCode::SERVICE_UNAVAILABLE,
+        // What a session's client is told within 200.
+        200 => StatusCode::BAD_GATEWAY,
+        status => StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY),
+    };
+    let mut response = reply::json(status, failure_message(refused, id));
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        let seconds = refused.retry_after.unwrap_or(RETRY_AFTER_DEFAULT).as_millis().div_ceil(1000);
+        let value = HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX));
+        response.headers_mut().insert(RETRY_AFTER, value);
+    }
+    response
+}
+
+fn failure_message(refused: &Refused, id: &[u8]) -> Bytes {
+    let id = (!id.is_empty()).then_some(id);
+    error_message(id, GATEWAY_ERROR, &refused.text, Some(&refusal_data(refused))).into()
+}
+
+/// A stream of the server on its way to the client. Dropped with the response, and the server's request with it.
+struct Relaying {
+    front: Arc<Front>,
+    server: String,
+    id: Bytes,
+    listens: bool,
+    relay: Relay,
+    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// None for a stream that a client listens to: nobody waits for that.
+    _counted: Option<Counted>,
+}
+
+impl Relaying {
+    fn new(front: &Arc<Front>, served: &Served, (request, relay): (&Request, Relay), counted: Counted) -> Self {
+        let listens = request.envelope.method_name(&request.message).is_some_and(|method| method == LISTEN);
+        let engine = Arc::clone(&front.engine);
+        let end = Box::pin(async move { if listens { engine.stopped().await } else { engine.closing().await } });
+        Self {
+            front: Arc::clone(front),
+            server: served.server.name.as_str().to_owned(),
+            id: request.id(),
+            listens,
+            relay,
+            end,
+            _counted: (!listens).then_some(counted),
+        }
+    }
+
+    fn chunks(self) -> impl Stream<Item = Bytes> + Send {
+        futures_util::stream::unfold(Some(self), |relaying| async move {
+            let mut relaying = relaying?;
+            let (chunk, goes_on) = relaying.next().await?;
+            Some((chunk, goes_on.then_some(relaying)))
+        })
+    }
+
+    /// The next part of the response, and whether more may come.
+    async fn next(&mut self) -> Option<(Bytes, bool)> {
+        let relayed = tokio::select! {
+            biased;
+            relayed = self.relay.next() => relayed,
+            () = self.end.as_mut() => return Some((event(&self.last_word()), false)),
+            () = tokio::time::sleep(KEEP_ALIVE) => return Some((STILL_HERE, true)),
+        };
+        match relayed {
+            Ok(Relayed::Notification(message)) => Some((event(&message), true)),
+            Ok(Relayed::Answer(message)) => Some((event(&message), false)),
+            // Who listens comes back by itself, and is told of nothing that it could do otherwise.
+            Err(_) if self.listens => None,
+            Err(failure) => {
+                let engine = &self.front.engine;
+                let refused = engine.served(&self.server).map(|served| engine.not_forwarded(served, &failure));
+                let refused = refused.unwrap_or_else(|refused| refused);
+                Some((event(&failure_message(&refused, &self.id)), false))
+            }
+        }
+    }
+
+    /// What is said when the gateway ends the stream: one that is listened to ends in order.
+    fn last_word(&self) -> Bytes {
+        if self.listens {
+            let result =
+                [br#"{"resultType":"complete","_meta":{"#, &*subscription_key(), b":", &*self.id, b"}}"].concat();
+            return result_message(&self.id, &result).into();
+        }
+        let refused = self.front.engine.served(&self.server).map(|served| cut_off(&served.server));
+        failure_message(&refused.unwrap_or_else(|refused| refused), &self.id)
+    }
+}
+
+fn subscription_key() -> Vec<u8> {
+    format!("\"{}\"", modern::SUBSCRIPTION_ID).into_bytes()
+}
+
+fn event(message: &[u8]) -> Bytes {
+    let mut chunk = Vec::with_capacity(message.len() + EVENT_FIELDS_BYTES);
+    sse::encode(&mut chunk, None, None, message);
+    chunk.into()
+}
+
+/// The method whose answer is a stream that stays open.
+const LISTEN: &str = "subscriptions/listen";
+/// The number of errors that are the gateway's own: outside what JSON-RPC and MCP reserve. `error.data.mainstay` names the
+/// reason.
+const GATEWAY_ERROR: i64 = -31_000;
+/// What an event has besides its message.
+const EVENT_FIELDS_BYTES: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use mainstay_core::wire::envelope::scan;
+
+    use super::*;
+
+    fn request(body: &str) -> (Request, Meta) {
+        let message = Bytes::copy_from_slice(body.as_bytes());
+        let envelope = scan(&message).expect("a message");
+        let method = envelope.method_name(&message).map_or(Method::Other, |name| Method::of(&name));
+        let meta = Meta::read(&message, &envelope);
+        (Request { message, envelope, method }, meta)
+    }
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    fn body(method: &str, version: &str) -> String {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{{"name":"t","_meta":{{
+            "io.modelcontextprotocol/protocolVersion":"{version}","io.modelcontextprotocol/clientCapabilities":{{}}}}}}}}"#
+        )
+    }
+
+    #[test]
+    fn e2_what_is_wrong_with_a_request_has_the_number_of_the_revision() {
+        let call = [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/call"), ("mcp-name", "t")];
+        let twice = [call[0], call[1], call[2], ("mcp-param-a", "1"), ("mcp-param-a", "2")];
+        let opening = [call[0], ("mcp-method", "initialize")];
+        let unsupported = [("mcp-protocol-version", "1900-01-01"), call[1], call[2]];
+        let bare = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}"#.to_owned();
+        for (pairs, body, code, status) in [
+            (&call[..], bare, modern::INVALID_PARAMS, 400),
+            (&call[..2], body("tools/call", "2026-07-28"), modern::HEADER_MISMATCH, 400),
+            (&twice[..], body("tools/call", "2026-07-28"), modern::HEADER_MISMATCH, 400),
+            (&unsupported[..], body("tools/call", "1900-01-01"), modern::UNSUPPORTED_VERSION, 400),
+            (&opening[..], body("initialize", "2026-07-28"), modern::METHOD_NOT_FOUND, 404),
+        ] {
+            let (request, meta) = request(&body);
+            let fault = checked(&headers(pairs), &request, &meta).err().expect("something is wrong");
+            assert_eq!((fault.code, fault.status.as_u16()), (code, status), "{body}");
+        }
+        let (good, meta) = request(&body("tools/call", "2026-07-28"));
+        let stateless = checked(&headers(&call), &good, &meta).expect("nothing is wrong");
+        assert_eq!((stateless.message, stateless.listens), (good.message, false));
+    }
+
+    #[test]
+    fn e2_the_body_decides_which_era_a_request_is_of() {
+        let posted = |body: &str| Posted { messages: vec![request(body).0], batched: false };
+        let (announced, nothing) = (headers(&[("mcp-protocol-version", "2026-07-28")]), HeaderMap::new());
+        let in_session = headers(&[("mcp-protocol-version", "2026-07-28"), ("mcp-session-id", "x")]);
+        let bare = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
+        let opening = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}"#;
+        for (body, headers, modern) in [
+            (body("tools/list", "2026-07-28"), &nothing, true),
+            (body("tools/list", "2026-07-28"), &in_session, true),
+            (bare.to_owned(), &nothing, false),
+            (bare.to_owned(), &in_session, false),
+            (bare.to_owned(), &announced, true),
+            (opening.to_owned(), &announced, false),
+        ] {
+            assert_eq!(recognise(&posted(&body), headers).is_some(), modern, "{body}");
+        }
+    }
+}
