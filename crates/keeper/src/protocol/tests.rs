@@ -172,6 +172,96 @@ fn body(out: Outbox) -> Bytes {
     out.into_bytes().slice(4..)
 }
 
+/// What a mutation does to a message at a place that it takes modulo the length.
+#[derive(Clone, Debug)]
+enum Mutation {
+    Flip(usize, u8),
+    /// Lengths, counts and numbers are where most is to be got wrong.
+    Number(usize, u32),
+    Cut(usize, usize),
+    Repeat(usize, usize),
+    Insert(usize, Vec<u8>),
+}
+
+fn mutation() -> impl Strategy<Value = Mutation> {
+    let number = prop_oneof![
+        Just(0),
+        Just(1),
+        Just(u32::MAX),
+        Just(u32::MAX >> 1),
+        Just(u32::try_from(LIST_LEN_MAX).unwrap() + 1),
+        0..300_u32,
+        any::<u32>(),
+    ];
+    let place = 0..20_000_usize;
+    prop_oneof![
+        (place.clone(), any::<u8>()).prop_map(|(at, bits)| Mutation::Flip(at, bits)),
+        (place.clone(), number).prop_map(|(at, number)| Mutation::Number(at, number)),
+        (place.clone(), 0..40_usize).prop_map(|(at, len)| Mutation::Cut(at, len)),
+        (place.clone(), 0..40_usize).prop_map(|(at, len)| Mutation::Repeat(at, len)),
+        (place, vec(any::<u8>(), 0..9)).prop_map(|(at, bytes)| Mutation::Insert(at, bytes)),
+    ]
+}
+
+fn mutated(message: Bytes, mutations: &[Mutation]) -> Bytes {
+    let mut bytes = message.to_vec();
+    for mutation in mutations {
+        let part = |at: usize, len: usize, bytes: &[u8]| {
+            let at = at % (bytes.len() + 1);
+            at..(at + len).min(bytes.len())
+        };
+        match mutation {
+            Mutation::Flip(at, bits) if !bytes.is_empty() => {
+                let at = at % bytes.len();
+                bytes[at] ^= bits;
+            }
+            Mutation::Flip(..) => {}
+            Mutation::Number(at, number) => {
+                let place = part(*at, 4, &bytes);
+                bytes.splice(place, number.to_le_bytes());
+            }
+            Mutation::Cut(at, len) => drop(bytes.drain(part(*at, *len, &bytes))),
+            Mutation::Repeat(at, len) => {
+                let place = part(*at, *len, &bytes);
+                let again = bytes[place.clone()].to_vec();
+                bytes.splice(place.end..place.end, again);
+            }
+            Mutation::Insert(at, more) => {
+                let place = part(*at, 0, &bytes);
+                bytes.splice(place, more.iter().copied());
+            }
+        }
+    }
+    bytes.into()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// No coverage guides it: it mutates messages that are whole, so that what is wrong stands deep in them. What is
+    /// understood all the same says the same again.
+    #[test]
+    fn a_message_that_was_tampered_with_is_refused_or_understood_and_never_panics(
+        to_keeper in to_keeper(),
+        to_worker in to_worker(),
+        mutations in vec(mutation(), 1..6),
+    ) {
+        let (mut to_keeper_out, mut to_worker_out) = (Outbox::default(), Outbox::default());
+        to_keeper.encode(&mut to_keeper_out);
+        to_worker.encode(&mut to_worker_out);
+        if let Ok(understood) = ToKeeper::decode(mutated(body(to_keeper_out), &mutations)) {
+            let mut again = Outbox::default();
+            understood.encode(&mut again);
+            prop_assert_eq!(ToKeeper::decode(body(again)), Ok(understood));
+        }
+        if let Ok(understood) = ToWorker::decode(mutated(body(to_worker_out), &mutations)) {
+            let mut again = Outbox::default();
+            understood.encode(&mut again);
+            prop_assert_eq!(ToWorker::decode(body(again)), Ok(understood));
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn a_message_to_the_keeper_survives_the_wire(message in to_keeper()) {
