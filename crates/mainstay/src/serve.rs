@@ -12,19 +12,21 @@ mod modern;
 pub mod rate;
 pub mod reply;
 
+use std::convert::Infallible;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use mainstay_core::code::TerminalStatus;
+use mainstay_core::code::{Code, TerminalStatus};
 use mainstay_keeper::client::Connection as Passed;
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::Auth;
-use crate::engine::Engine;
 use crate::engine::tally::Tally;
+use crate::engine::{Engine, Refused};
 use crate::runtime::spawn;
 use crate::serve::connection::Wire;
 use crate::serve::guard::Guard;
@@ -119,8 +121,27 @@ impl Front {
     }
 }
 
+/// What answers a request. A session's end is begun at once: its client may hang up in the same moment, and what it asked
+/// for would be dropped with the connection before it is looked at (S6).
+fn answer(front: &Arc<Front>, peer: IpAddr, request: http::Request<Incoming>) -> Responding {
+    let (exchange, ends) = (front.exchanges.enter(), *request.method() == http::Method::DELETE);
+    let (front, terminal) = (Arc::clone(front), front.terminal);
+    let routed = async move {
+        let response = route(front, peer, request).await;
+        drop(exchange);
+        response
+    };
+    if !ends {
+        return Box::pin(async move { Ok(routed.await) });
+    }
+    let ending = spawn(routed);
+    Box::pin(async move {
+        let failed = |_| Refused::new(Code::Internal, "the ending failed in the gateway");
+        Ok(ending.await.map_err(failed).unwrap_or_else(|refused| reply::unaddressed(&refused, terminal)))
+    })
+}
+
 async fn route(front: Arc<Front>, peer: IpAddr, request: http::Request<Incoming>) -> http::Response<Answer> {
-    let _exchange = front.exchanges.enter();
     match request.uri().path() {
         "/healthz" => reply::health(true),
         "/readyz" => reply::health(front.engine.is_ready()),
@@ -133,6 +154,9 @@ async fn route(front: Arc<Front>, peer: IpAddr, request: http::Request<Incoming>
         },
     }
 }
+
+/// A response on its way.
+type Responding = Pin<Box<dyn Future<Output = Result<http::Response<Answer>, Infallible>> + Send>>;
 
 /// The most connections at a time; more wait in the listener's backlog.
 const CONNECTIONS_MAX: usize = 100_000;

@@ -3,8 +3,6 @@
 //! A connection that is closed at the wrong moment costs its client a request: a client may be writing on it. So an
 //! idle one is not closed on a handover but goes over, together with what was already read of a request (T1, T2).
 
-use std::convert::Infallible;
-use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
@@ -23,8 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::engine::tally::Counted;
-use crate::serve::reply::Answer;
-use crate::serve::{Front, LISTENER, route};
+use crate::serve::{Front, LISTENER, answer};
 
 /// A client's socket, and what an earlier worker had already read from it.
 pub(super) struct Wire {
@@ -98,8 +95,6 @@ impl AsyncWrite for Wire {
     }
 }
 
-type Response = Pin<Box<dyn Future<Output = Result<http::Response<Answer>, Infallible>> + Send>>;
-
 /// Serves a connection until its client leaves or the worker stops. `undecided` counts until it is settled what becomes
 /// of the connection then: an idle one is passed on or closed, a busy one answers its request first.
 pub(super) async fn serve(front: &Arc<Front>, wire: Wire, undecided: Counted) {
@@ -112,9 +107,7 @@ pub(super) async fn serve(front: &Arc<Front>, wire: Wire, undecided: Counted) {
     let first = Arc::clone(&asked);
     let service = service_fn(move |request: http::Request<Incoming>| {
         first.store(true, Ordering::Relaxed);
-        let front = Arc::clone(&serving);
-        let response: Response = Box::pin(async move { Ok(route(front, peer, request).await) });
-        response
+        answer(&serving, peer, request)
     });
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
