@@ -152,6 +152,30 @@ async fn r6_a_question_that_was_not_durable_is_asked_after_the_kill_on_the_strea
     Ok(())
 }
 
+#[tokio::test]
+async fn r6_an_answer_counts_although_its_client_hangs_up_before_it_is_confirmed() -> Result<()> {
+    let stand = Stand::new("s").await?;
+    let params = json!({"name": "ask", "arguments": {"message": "sure?", "timeout_ms": 600_000}});
+    let mut asking = stand.client.post(&stand.client.message("tools/call", params)).await?;
+    let question = next(&mut asking, is_question).await?;
+    // Nothing gets on record meanwhile.
+    let locked = Locked::new(&stand.gateway.state_dir().join("streams.db"))?;
+    let taken = wait_until("the gateway has the answer", BOUND, async || {
+        let (status, shown) = stand.gateway.admin_get("/api/v1/sessions").await.unwrap_or_default();
+        status == 200 && shown["sessions"][0]["questions"] == 0
+    });
+    tokio::select! {
+        _ = stand.client.respond(&question["id"], yes()) => {}
+        taken = taken => taken?,
+    }
+    // Whoever is answered now was heard behind the end of that connection.
+    stand.client.request("ping", json!({})).await?.result()?;
+    drop(locked);
+    let answer = next(&mut asking, |message| message.get("result").is_some()).await?;
+    assert!(answer.to_string().contains("forty-two"), "{answer}");
+    Ok(())
+}
+
 /// Together they are more than the keeper lets wait for one child.
 const STUFFINGS: usize = 10;
 const STUFFING_BYTES: usize = 2 << 20;

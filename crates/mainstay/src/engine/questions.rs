@@ -85,7 +85,10 @@ impl Engine {
             (question.original, question.asked_at)
         };
         let answer = splice(message, &[(span, &original)]).into();
-        self.take_answer(live, (id.stream, asked_at), answer).await;
+        let (engine, live) = (Arc::clone(self), Arc::clone(live));
+        // From here on nobody else has it: it must not go with the connection that it came by.
+        let taking = spawn(async move { engine.take_answer(&live, (id.stream, asked_at), answer).await });
+        let _taken = taking.await;
     }
 
     /// Puts an answer on record, and forwards it if it is the first.
