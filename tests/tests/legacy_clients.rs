@@ -150,6 +150,18 @@ impl OldClient {
         last
     }
 
+    /// The next progress that is told.
+    async fn progress(&mut self) -> Result<u64> {
+        loop {
+            let event = self.stream.next_event(BOUND).await?.context("the stream ended")?;
+            self.cursor = event.id;
+            let message: Value = serde_json::from_str(&event.data)?;
+            if let Some(progress) = message["params"]["progress"].as_u64() {
+                return Ok(progress);
+            }
+        }
+    }
+
     /// Everything up to the response to `id`, which is the last.
     async fn answer(&mut self, id: &Value) -> Result<Vec<Value>> {
         let mut messages = Vec::new();
@@ -348,11 +360,39 @@ async fn t2_an_upgrade_costs_no_call_in_flight() -> Result<()> {
 }
 
 #[tokio::test]
+async fn r4_what_the_former_worker_has_read_of_a_servers_stream_is_not_told_again_once_it_is_gone() -> Result<()> {
+    let stand = stand("").await?;
+    stand.up_h.answer("sse-with-ids").await?;
+    let mut client = stand.open("h").await?;
+    let params = json!({"name": "prog", "arguments": {"n": 10_000, "delay_ms": 50}, "_meta": {"progressToken": "p"}});
+    client.send("tools/call", params).await?;
+    client.progress().await?;
+    let leaver = Proc::of(stand.gateway.worker().await?.pid).context("the worker in charge")?;
+    let output = stand.gateway.cli(&["upgrade"]).await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    stand.hang_up(&mut client).await?;
+    client.come_back(Back::ByEndpoint).await?;
+    let mut told = vec![client.progress().await?];
+    // Far beyond where it was when the next worker looked at it first.
+    while told.last().is_none_or(|last| *last < 200) {
+        told.push(client.progress().await?);
+    }
+    assert!(leaver.kill(), "it stays for the call");
+    for _ in 0..60 {
+        told.push(client.progress().await?);
+    }
+    assert!(told.is_sorted(), "what was told in the moment of the kill may come twice, and nothing else: {told:?}");
+    assert_eq!(stand.up_h.executions("prog").await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
 async fn t2_r4_a_client_that_comes_back_to_the_next_worker_gets_the_answer_of_the_former_one() -> Result<()> {
     let stand = stand("").await?;
     let (keeping, mut client) = (stand.open("h").await?, stand.open("h").await?);
     keeping.send("tools/call", json!({"name": "slow", "arguments": {"ms": 600_000}})).await?;
-    let answered = client.send("tools/call", json!({"name": "slow", "arguments": {"ms": 4000}})).await?;
+    // Not answered before the client is gone from the former worker: what is written to it there counts as told.
+    let answered = client.send("tools/call", json!({"name": "slow", "arguments": {"ms": 20_000}})).await?;
     let lost = client.send("tools/call", json!({"name": "slow", "arguments": {"ms": 600_000}})).await?;
     wait_until("all run", BOUND, async || stand.up_h.executions("slow").await.is_ok_and(|count| count == 3)).await?;
     let leaver = Proc::of(stand.gateway.worker().await?.pid).context("the worker in charge")?;

@@ -223,11 +223,10 @@ impl Engine {
 
     /// Goes on with a call of an earlier life, or says what is known of it.
     async fn retake(self: &Arc<Self>, live: &Arc<Live>, record: StreamRecord, answered: &BTreeSet<Bytes>) {
-        let Some(call) = record.call else { return };
+        // As it is now: a worker that stayed for it may have gone on with it, or ended it, since it was looked at.
+        let Ok(Some(record)) = self.claim(live, record.stream).await else { return };
+        let Some(call) = record.call.filter(|_| record.ending.is_none()) else { return };
         let original = call.request.clone();
-        if !matches!(self.claim(live, record.stream).await, Ok(Some(_))) {
-            return;
-        }
         let journaled = Some(self.journaled(live.key));
         let stream = Stream::new(live.key.tag(), record.stream, Some(original.clone()), journaled);
         let id = RoutedId { stream: record.stream, original: original.clone() };
