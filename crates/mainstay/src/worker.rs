@@ -121,20 +121,21 @@ async fn hand_over(engine: &Arc<Engine>, front: &Front, orders: &mut mpsc::Recei
     // The next worker is to find it, so it comes before the last word.
     let stays = front.exchanges.count() > 0 || engine.http_calls() > 0;
     let _presence = stays.then(|| engine.leavers.declare(engine.epoch)).flatten();
-    let recorded = engine.leave_ledger().await;
+    let mut recorded = engine.leave_ledger().await;
     engine.custody.handed_over().await;
     tracing::info!(calls = engine.http_calls(), "handed over");
     let over = || front.open.count() == 0 && engine.http_calls() == 0;
     let order = tokio::select! {
         _ = engine.until(STAY_MAX, over) => None,
         order = orders.recv() => order,
-        () = engine.stay(recorded) => None,
+        () = engine.stay(&mut recorded) => None,
     };
     if let Some(Order::Drain { .. }) = order {
         engine.until(engine.settings().drain_grace, over).await;
     }
     engine.close();
     front.finish(LAST_BYTES).await;
+    engine.end_recorded(&mut recorded);
     engine.flush().await;
 }
 

@@ -186,12 +186,14 @@ impl Engine {
         let live = Arc::clone(live);
         let ids: Vec<_> = drivers.iter().map(Driver::routed).collect();
         spawn(async move {
-            let parts = drivers.into_iter().map(|driver| {
+            let parts = drivers.into_iter().map(|mut driver| {
                 let stream = Arc::clone(&stream);
                 spawn(async move {
-                    if let Some(answer) = driver.deliver(&stream).await {
+                    if let Some(answer) = driver.carry(&stream, &stream).await {
                         stream.push(answer);
                     }
+                    // Over only behind its answer: a worker that gives way goes as soon as no call is left.
+                    drop(driver);
                 })
             });
             futures_util::future::join_all(parts).await;

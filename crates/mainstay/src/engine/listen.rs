@@ -150,13 +150,16 @@ impl Engine {
                 let original = message.slice(span.clone());
                 let Some(stream) = live.in_flight(&original) else { return };
                 let dressed = RoutedId { stream, original }.encode();
-                forward(live, splice(message, &[(span, &dressed)]).into()).await;
+                let (told, message) = (Arc::clone(live), splice(message, &[(span, &dressed)]).into());
+                // Neither goes with the connection that it came by, whose client may hang up in this moment.
+                let telling = spawn(async move { forward(&told, message).await });
                 // A server does not answer what was cancelled; the call must not stay in flight for that.
                 let live = Arc::clone(live);
                 spawn(async move {
                     tokio::time::sleep(CANCELLED_GRACE).await;
                     live.give_up(stream);
                 });
+                let _told = telling.await;
             }
             _ => forward(live, message.clone()).await,
         }

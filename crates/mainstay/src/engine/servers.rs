@@ -102,8 +102,8 @@ pub struct ExitView {
     pub lived_ms: u64,
     /// Whether the gateway ended it.
     pub ordered: bool,
-    /// Why, if it did: `restarted by an operator`, `definition changed`, `session ended`, `session suspended`,
-    /// `handshake not finished`.
+    /// Why, if it did: `restarted by an operator`, `definition changed`, `server removed`, `session ended`,
+    /// `session suspended`, `handshake not finished`, `no session wants it`.
     pub reason: Option<&'static str>,
     /// The end of what it wrote to standard error; configured values are masked.
     pub stderr_tail: String,

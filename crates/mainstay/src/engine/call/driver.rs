@@ -223,13 +223,9 @@ impl Driver {
     }
 
     /// Runs the call to its end, its messages going to `stream`. What comes back is its response as the client sees it;
-    /// `None` for a call that was cancelled and stays without one.
-    pub(super) async fn deliver(mut self, stream: &Stream) -> Option<Message> {
-        self.carry(stream, stream).await
-    }
-
-    /// As [`deliver`](Self::deliver), with how far the server's own stream was read being noted in `record`, where that is
-    /// another stream than the one that the messages go on.
+    /// `None` for a call that was cancelled and stays without one. The call is over once this driver is dropped, which is to
+    /// follow the response's being on its stream. How far the server's own stream was read is noted in `record`, where that
+    /// is another stream than the one that the messages go on.
     pub(super) async fn carry(&mut self, stream: &Stream, record: &Stream) -> Option<Message> {
         let live = Arc::clone(&self.live);
         let number = self.flight.stream();

@@ -303,9 +303,14 @@ impl Engine {
 async fn carry_on(waiting: Vec<Driver>, live: Arc<Live>, stream: Arc<Stream>) {
     let ids: Vec<_> = waiting.iter().map(Driver::routed).collect();
     let count = waiting.len();
-    let mut delivering: FuturesUnordered<_> = waiting.into_iter().map(|driver| driver.deliver(&stream)).collect();
+    let delivering = waiting.into_iter().map(|mut driver| {
+        let stream = &stream;
+        async move { (driver.carry(stream, stream).await, driver) }
+    });
+    let mut delivering: FuturesUnordered<_> = delivering.collect();
     let mut place = 0;
-    while let Some(answer) = delivering.next().await {
+    // A call is over only behind its answer: a worker that gives way goes as soon as no call is left.
+    while let Some((answer, _driver)) = delivering.next().await {
         place += 1;
         match answer {
             Some(answer) if place == count => stream.finish(answer),

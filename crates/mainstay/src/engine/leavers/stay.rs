@@ -53,7 +53,7 @@ impl Engine {
     }
 
     /// Heeds what becomes of the calls that this worker stays for, as its successor writes it down. Never returns.
-    pub(crate) async fn stay(self: &Arc<Self>, mut recorded: Recorded) {
+    pub(crate) async fn stay(self: &Arc<Self>, recorded: &mut Recorded) {
         loop {
             tokio::time::sleep(LOOK_PAUSE).await;
             let lives: Vec<Arc<Live>> =
@@ -61,17 +61,21 @@ impl Engine {
             for live in lives {
                 self.heed(&live).await;
             }
-            recorded.0.retain(|(key, stream)| {
-                let live = self.live.get(key).map(|live| Arc::clone(&live));
-                let runs = live.as_ref().is_some_and(|live| own_calls(live).iter().any(|call| call.stream == *stream));
-                let streamless = |live: &Arc<Live>| live.stream(*stream).is_none() && !live.relays();
-                if !runs && live.as_ref().is_some_and(streamless) {
-                    // Nothing else would end what is on record of it.
-                    self.note_call(*key, *stream, Content::Ended(Ending::Silent));
-                }
-                runs
-            });
+            self.end_recorded(recorded);
         }
+    }
+
+    /// Ends what is on record of calls that are over and had no stream: nothing else would.
+    pub(crate) fn end_recorded(&self, recorded: &mut Recorded) {
+        recorded.0.retain(|(key, stream)| {
+            let live = self.live.get(key).map(|live| Arc::clone(&live));
+            let runs = live.as_ref().is_some_and(|live| own_calls(live).iter().any(|call| call.stream == *stream));
+            let streamless = |live: &Arc<Live>| live.stream(*stream).is_none() && !live.relays();
+            if !runs && live.as_ref().is_some_and(streamless) {
+                self.note_call(*key, *stream, Content::Ended(Ending::Silent));
+            }
+            runs
+        });
     }
 
     async fn heed(&self, live: &Arc<Live>) {
