@@ -19,10 +19,11 @@ impl Proc {
         Some(Proc { pid, start: Stat::read(pid)?.start })
     }
 
-    /// Whether it still runs. A zombie does not.
+    /// Whether it still runs, or some thread of it. A zombie without any has let go of all that it held.
     #[must_use]
     pub fn is_alive(self) -> bool {
-        Stat::read(self.pid).is_some_and(|stat| stat.start == self.start && !matches!(stat.state, 'Z' | 'X'))
+        Stat::read(self.pid)
+            .is_some_and(|stat| stat.start == self.start && (stat.threads > 1 || !matches!(stat.state, 'Z' | 'X')))
     }
 
     /// Whether it has ended and nobody has asked how.
@@ -127,6 +128,7 @@ fn everybody_below(pid: u32) -> BTreeSet<Proc> {
 struct Stat {
     state: char,
     parent: u32,
+    threads: u64,
     start: u64,
 }
 
@@ -137,9 +139,10 @@ impl Stat {
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
-        // State and parent are fields 3 and 4, the start time is field 22.
-        let start = fields.nth(17)?.parse().ok()?;
-        Some(Stat { state, parent, start })
+        // State and parent are fields 3 and 4, the number of threads is field 20, the start time field 22.
+        let threads = fields.nth(15)?.parse().ok()?;
+        let start = fields.nth(1)?.parse().ok()?;
+        Some(Stat { state, parent, threads, start })
     }
 }
 
