@@ -1,0 +1,86 @@
+//! The events of one stream in memory, within bounds, and how far they are settled and sent.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use mainstay_store::journal::Weight;
+
+/// What a stream has in memory.
+pub(super) struct Log {
+    pub(super) events: VecDeque<Logged>,
+    pub(super) bytes: usize,
+    pub(super) next_sequence: u64,
+    /// Everything up to here may be sent: it is durable, or can't be.
+    pub(super) settled_through: u64,
+    /// What can't be durable, behind events of which that is not known yet.
+    pub(super) refused: VecDeque<u64>,
+    pub(super) sent_through: u64,
+    pub(super) finished: bool,
+    pub(super) reader: u64,
+    pub(super) dropped: u64,
+    /// Whether events go to the journal: those of a listening stream do not before somebody listens.
+    pub(super) is_kept: bool,
+    /// Whether the journal knows that everything is delivered.
+    pub(super) delivery_told: bool,
+    /// Whether another worker goes on with the stream.
+    pub(super) is_taken: bool,
+    /// Whether another worker appends to the stream, and what it appends is copied here: nothing goes to the journal.
+    pub(super) is_foreign: bool,
+}
+
+/// One event.
+pub(super) struct Logged {
+    pub(super) sequence: u64,
+    pub(super) last: bool,
+    pub(super) weight: Weight,
+    pub(super) message: Bytes,
+}
+
+impl Log {
+    /// An empty log of which everything up to `seen` has been sent.
+    pub(super) fn after(seen: u64, is_kept: bool) -> Self {
+        Self {
+            events: VecDeque::new(),
+            bytes: 0,
+            next_sequence: seen + 1,
+            settled_through: seen,
+            refused: VecDeque::new(),
+            sent_through: seen,
+            finished: false,
+            reader: 0,
+            dropped: 0,
+            is_kept,
+            delivery_told: false,
+            is_taken: false,
+            is_foreign: false,
+        }
+    }
+
+    /// Keeps the log within its bounds, as far as passing messages and those already read allow.
+    pub(super) fn shrink(&mut self) {
+        while self.events.len() > LOG_EVENTS_MAX || self.bytes > LOG_BYTES_MAX {
+            let sent = self.sent_through;
+            let goes = |event: &Logged| event.weight == Weight::Passing || event.sequence <= sent && !event.last;
+            let Some(place) = self.events.iter().position(goes) else { return };
+            let Some(gone) = self.events.remove(place) else { return };
+            self.bytes -= gone.message.len();
+            self.dropped += u64::from(gone.sequence > sent);
+        }
+    }
+
+    /// Everything up to `sequence` may be sent, and what was refused right behind it.
+    pub(super) fn settle(&mut self, sequence: u64) {
+        self.settled_through = self.settled_through.max(sequence);
+        while self.refused.front().is_some_and(|refused| *refused <= self.settled_through + 1) {
+            let refused = self.refused.pop_front().unwrap_or_default();
+            self.settled_through = self.settled_through.max(refused);
+        }
+    }
+
+    /// Whether a reader has taken everything that was appended.
+    pub(super) fn is_delivered(&self) -> bool {
+        self.events.back().is_none_or(|newest| newest.sequence <= self.sent_through)
+    }
+}
+pub(super) const LOG_EVENTS_MAX: usize = 1024;
+pub(super) const LOG_BYTES_MAX: usize = 4 << 20;

@@ -1,0 +1,184 @@
+//! One connection's place in a stream, and what it is sent.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mainstay_core::call::{EventId, StreamId};
+use mainstay_core::wire::sse;
+use mainstay_store::journal::{Content, Ending, Event};
+
+use crate::engine::stream::Stream;
+
+/// One connection's place in a stream.
+pub struct Reader {
+    stream: Arc<Stream>,
+    cursor: u64,
+    generation: u64,
+    prime: Option<Option<String>>,
+    /// What comes between the priming event and what the stream has in memory.
+    backlog: VecDeque<(String, Bytes)>,
+    form: Form,
+    ended: bool,
+}
+
+impl Reader {
+    /// This reader, which sends `backlog` first.
+    #[must_use]
+    pub fn after(self, backlog: VecDeque<(String, Bytes)>) -> Self {
+        Self { backlog, ..self }
+    }
+
+    /// This reader, in the form of 2024-11-05. `endpoint` is the URI that is announced first, if that is still to be done.
+    #[must_use]
+    pub fn in_http_sse(self, endpoint: Option<Box<str>>) -> Self {
+        let prime = self.prime.filter(|_| endpoint.is_some());
+        Self { form: Form::HttpSse(endpoint), prime, ..self }
+    }
+
+    /// The next bytes for the connection: the priming event first, then every event in hand, a comment after 15 quiet
+    /// seconds. `None` once the stream is finished or another reader took over. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Bytes> {
+        if let Some(resumed) = self.prime.take() {
+            let id = resumed.unwrap_or_else(|| self.stream.event_id(self.cursor, false));
+            let mut primed = Vec::with_capacity(128);
+            self.form.prime(&mut primed, &id);
+            return Some(primed.into());
+        }
+        if let Some((id, message)) = self.backlog.pop_front() {
+            let mut chunk = Vec::with_capacity(message.len() + 64);
+            self.form.encode(&mut chunk, &id, &message);
+            return Some(chunk.into());
+        }
+        while !self.ended {
+            let stream = Arc::clone(&self.stream);
+            let changed = stream.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(chunk) = self.take() {
+                return chunk;
+            }
+            if tokio::time::timeout(KEEP_ALIVE, changed).await.is_err() {
+                return Some(STILL_HERE);
+            }
+        }
+        None
+    }
+
+    /// What is in hand: `None` to wait, `Some(None)` for the end.
+    fn take(&mut self) -> Option<Option<Bytes>> {
+        let mut log = self.stream.log.lock();
+        if log.reader != self.generation {
+            self.ended = true;
+            return Some(None);
+        }
+        let mut chunk = Vec::new();
+        let (seen, settled) = (self.cursor, log.settled_through);
+        for event in log.events.iter().filter(|event| event.sequence > seen && event.sequence <= settled) {
+            let id = self.stream.event_id(event.sequence, event.last);
+            self.form.encode(&mut chunk, &id, &event.message);
+            self.cursor = event.sequence;
+            if chunk.len() >= CHUNK_BYTES {
+                break;
+            }
+        }
+        log.sent_through = log.sent_through.max(self.cursor);
+        let delivered = log.finished && log.is_delivered();
+        if delivered && log.is_kept && !log.is_foreign && !std::mem::replace(&mut log.delivery_told, true) {
+            // Lost, it only takes room for longer.
+            let _ = self.stream.keep(Content::Delivered(log.sent_through));
+        }
+        if !chunk.is_empty() || delivered {
+            self.stream.changed.notify_waiters();
+        }
+        if !chunk.is_empty() {
+            return Some(Some(chunk.into()));
+        }
+        // A stream that another worker goes on with has no more to say, whatever it has not sent.
+        self.ended = log.finished && (log.is_taken || log.settled_through + 1 >= log.next_sequence);
+        self.ended.then_some(None)
+    }
+}
+
+impl Stream {
+    /// Attaches a reader and detaches the one before it.
+    ///
+    /// It goes on after the event `after`, or, if that is `None`, after the last event that any reader took.
+    /// `resumed` is the cursor to be primed with, which keeps clients from forgetting it.
+    pub fn read(self: &Arc<Self>, after: Option<u64>, resumed: Option<String>) -> Reader {
+        let (cursor, generation) = {
+            let mut log = self.log.lock();
+            log.reader += 1;
+            log.is_kept = true;
+            (after.unwrap_or(log.sent_through), log.reader)
+        };
+        self.changed.notify_waiters();
+        Reader {
+            stream: Arc::clone(self),
+            cursor,
+            generation,
+            prime: Some(resumed),
+            backlog: VecDeque::new(),
+            form: Form::Streamable,
+            ended: false,
+        }
+    }
+
+    fn event_id(&self, sequence: u64, last: bool) -> String {
+        let request = self.request.clone();
+        EventId { tag: self.tag, stream: self.id, sequence, last, request }.to_string()
+    }
+}
+
+/// What the events of a stream look like.
+enum Form {
+    /// As those of streamable HTTP: primed by an empty event.
+    Streamable,
+    /// As 2024-11-05 has them: primed by the event that says where messages are POSTed to, unless that was said already.
+    HttpSse(Option<Box<str>>),
+}
+
+impl Form {
+    fn prime(&mut self, out: &mut Vec<u8>, id: &str) {
+        match self {
+            Self::Streamable => sse::encode(out, Some(id), Some(RETRY_MS), b""),
+            Self::HttpSse(endpoint) => {
+                if let Some(endpoint) = endpoint.take() {
+                    announce(out, Some(id), &endpoint);
+                }
+            }
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>, id: &str, message: &[u8]) {
+        if matches!(self, Self::HttpSse(_)) {
+            out.extend_from_slice(b"event: message\n");
+        }
+        sse::encode(out, Some(id), None, message);
+    }
+}
+
+/// Events of the journal under the ids that they have, for [`Reader::after`].
+pub fn named(tag: u32, stream: StreamId, request: Option<&Bytes>, events: &[Event]) -> VecDeque<(String, Bytes)> {
+    let name = |event: &Event| {
+        let last = event.ending == Some(Ending::Answered);
+        let id = EventId { tag, stream, sequence: event.sequence, last, request: request.cloned() }.to_string();
+        (id, event.message.clone())
+    };
+    events.iter().map(name).collect()
+}
+
+/// Appends the event that tells a client of 2024-11-05 where to POST its messages.
+pub fn announce(out: &mut Vec<u8>, id: Option<&str>, endpoint: &str) {
+    out.extend_from_slice(b"event: endpoint\n");
+    sse::encode(out, id, Some(RETRY_MS), endpoint.as_bytes());
+}
+
+/// How long a client waits before it reconnects: longer than any restart takes (`clients.md`).
+pub const RETRY_MS: u64 = 4000;
+/// How long a stream may be silent: proxies cut what is silent for longer.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// The comment that breaks a silence.
+pub const STILL_HERE: Bytes = Bytes::from_static(b": still here\n\n");
+const CHUNK_BYTES: usize = 64 << 10;

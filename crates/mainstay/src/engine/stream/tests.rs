@@ -1,0 +1,105 @@
+use super::*;
+use crate::engine::stream::log::{LOG_BYTES_MAX, LOG_EVENTS_MAX};
+
+fn stream() -> Arc<Stream> {
+    Stream::new(7, StreamId { epoch: 3, number: 9 }, Some(Bytes::from_static(b"42")), None)
+}
+
+async fn rest(mut reader: Reader) -> String {
+    let mut text = String::new();
+    while let Some(chunk) = reader.next().await {
+        text.push_str(std::str::from_utf8(&chunk).expect("ascii"));
+    }
+    text
+}
+
+#[tokio::test]
+async fn r1_a_stream_is_primed_with_an_id_and_a_retry() {
+    let stream = stream();
+    stream.finish(Message::essential(Bytes::from_static(b"{}")));
+    let text = rest(stream.read(None, None)).await;
+    assert_eq!(text, "id: 00000007-3-9-0-NDI\nretry: 4000\ndata: \n\nid: 00000007-3-9-1f-NDI\ndata: {}\n\n",);
+}
+
+#[tokio::test]
+async fn r2_a_resumed_reader_goes_on_exactly_after_its_event() {
+    let stream = stream();
+    for message in ["1", "2", "3"] {
+        stream.push(Message::passing(Bytes::from(message)));
+    }
+    stream.close();
+    let text = rest(stream.read(Some(2), Some("00000007-3-9-2-NDI".into()))).await;
+    assert_eq!(text, "id: 00000007-3-9-2-NDI\nretry: 4000\ndata: \n\nid: 00000007-3-9-3-NDI\ndata: 3\n\n");
+}
+
+#[tokio::test]
+async fn r5_a_second_reader_takes_over_and_the_first_ends() {
+    let stream = stream();
+    let mut first = stream.read(None, None);
+    assert!(first.next().await.is_some(), "primed");
+    stream.push(Message::passing(Bytes::from_static(b"1")));
+    assert!(first.next().await.is_some());
+    let mut second = stream.read(None, None);
+    assert_eq!(first.next().await, None);
+    stream.push(Message::passing(Bytes::from_static(b"2")));
+    assert!(second.next().await.is_some(), "primed");
+    assert_eq!(second.next().await.expect("an event"), "id: 00000007-3-9-2-NDI\ndata: 2\n\n");
+}
+
+#[tokio::test]
+async fn s18_a_client_of_2024_11_05_is_told_its_endpoint_first_and_everything_is_a_message_event() {
+    let stream = Stream::new(7, StreamId { epoch: 3, number: 0 }, None, None);
+    let first = stream.place(Message::essential(Bytes::from_static(b"{}")));
+    assert_eq!((first, stream.unread()), (Some(1), (1, 2)));
+    let mut reader = stream.read(None, None).in_http_sse(Some("/mcp/x/sse?a=b".into()));
+    let told = reader.next().await.expect("the endpoint");
+    assert_eq!(told, "event: endpoint\nid: 00000007-3-0-0\nretry: 4000\ndata: /mcp/x/sse?a=b\n\n");
+    let event = reader.next().await.expect("the message");
+    assert_eq!(event, "event: message\nid: 00000007-3-0-1\ndata: {}\n\n");
+    assert!(stream.taken(1).await);
+    assert_eq!(stream.unread(), (0, 0));
+    let mut again = stream.read(Some(0), None).in_http_sse(None);
+    assert_eq!(again.next().await.expect("no second endpoint"), event);
+    stream.close();
+    assert_eq!(stream.place(Message::essential(Bytes::new())), None);
+    assert!(!stream.taken(2).await, "nothing was lost in silence");
+}
+
+#[tokio::test]
+async fn r1_the_log_is_bounded_and_never_drops_the_last_message() {
+    let stream = stream();
+    for _ in 0..LOG_EVENTS_MAX + 10 {
+        stream.push(Message::passing(Bytes::from_static(b"progress")));
+    }
+    stream.finish(Message::essential(Bytes::from(vec![b'x'; LOG_BYTES_MAX + 1])));
+    assert_eq!(stream.dropped(), LOG_EVENTS_MAX as u64 + 10);
+    assert!(rest(stream.read(None, None)).await.len() > LOG_BYTES_MAX);
+}
+
+#[test]
+fn r4_what_the_journal_refuses_waits_for_what_it_has_taken_and_no_longer() {
+    let stream = stream();
+    let mut log = stream.log.lock();
+    // Events 1 and 4 are taken, 2, 3 and 5 refused at once.
+    log.refused.extend([2, 3, 5]);
+    log.settle(0);
+    assert_eq!(log.settled_through, 0, "nothing overtakes");
+    log.settle(1);
+    assert_eq!(log.settled_through, 3);
+    log.settle(4);
+    assert_eq!((log.settled_through, log.refused.len()), (5, 0), "the response goes out");
+}
+
+#[tokio::test]
+async fn r4_no_response_is_ever_dropped_for_want_of_room() {
+    let stream = stream();
+    for _ in 0..5 {
+        stream.push(Message::essential(Bytes::from(vec![b'x'; LOG_BYTES_MAX / 2])));
+        stream.push(Message::passing(Bytes::from_static(b"progress")));
+    }
+    stream.close();
+    assert!(!stream.is_delivered());
+    let text = rest(stream.read(None, None)).await;
+    assert!(text.len() > 5 * (LOG_BYTES_MAX / 2), "all five are there");
+    assert!(stream.is_delivered());
+}
