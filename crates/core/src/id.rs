@@ -174,7 +174,12 @@ pub fn from_base64url(text: &str) -> Option<Vec<u8>> {
             word = word << 6 | u32::try_from(value).ok()?;
         }
         word <<= 6 * (4 - chunk.len());
-        bytes.extend_from_slice(&word.to_be_bytes()[1..chunk.len()]);
+        let word = word.to_be_bytes();
+        let (used, spare) = word.split_at(chunk.len());
+        if spare.iter().any(|bits| *bits != 0) {
+            return None;
+        }
+        bytes.extend_from_slice(&used[1..]);
     }
     Some(bytes)
 }
@@ -215,6 +220,14 @@ mod tests {
         assert!(ServerName::parse("my_server-2.1").is_some());
         for bad in ["", ".", "-a", "a/b", "a b", "é", &"x".repeat(65)] {
             assert_eq!(ServerName::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn base64url_has_one_spelling_only() {
+        assert_eq!(from_base64url("AA"), Some(vec![0]));
+        for other in ["AB", "AAB", "A", "AA=="] {
+            assert_eq!(from_base64url(other), None, "{other}");
         }
     }
 

@@ -18,6 +18,7 @@ pub mod operate;
 pub mod questions;
 pub mod retire;
 pub mod rewrite;
+pub mod seal;
 pub mod servers;
 pub mod stream;
 pub mod suspend;

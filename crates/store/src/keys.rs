@@ -44,6 +44,8 @@ pub enum Purpose {
     Answer,
     /// What is remembered of servers beyond their worker.
     Memory,
+    /// What a client was handed, to be brought back.
+    Handed,
 }
 
 impl Purpose {
@@ -63,6 +65,7 @@ impl Purpose {
             Self::Source => b"source",
             Self::Answer => b"answer",
             Self::Memory => b"memory",
+            Self::Handed => b"handed",
         }
     }
 }
