@@ -18,6 +18,7 @@ mod raw;
 mod sdk;
 pub mod server;
 pub mod soak;
+pub mod suite;
 pub mod up_h;
 pub mod up_l;
 pub mod up_m;
