@@ -17,7 +17,8 @@ use mainstay_core::wire::modern;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::call::{Answer, AnswerStream, Call, Incoming, Way};
-use crate::failure::Failure;
+use crate::ears::Ears;
+use crate::failure::{Blame, Failure};
 use crate::flight::Flight;
 use crate::handshake::{Handshake, Opened};
 use crate::http::Tries;
@@ -32,7 +33,6 @@ pub(crate) use post::{Dressed, Fault, Response, exchange, post};
 pub(crate) use stream::BridgeStream;
 pub(crate) use tools::Annotated;
 
-use ears::Ears;
 use post::Speaker;
 
 mod dispatch;
@@ -126,7 +126,7 @@ impl Bridge {
             let found = || lock(&this.state).kept.opened.clone();
             this.flight.join(found, Box::pin(this.open())).await
         });
-        task.await.unwrap_or_else(|_| Err(self.ended()))
+        task.await.unwrap_or_else(|_| Err(self.over()))
     }
 
     async fn open(self: &Arc<Self>) -> Result<Opened, Failure> {
@@ -134,7 +134,7 @@ impl Bridge {
         let opened = {
             let mut state = lock(&self.state);
             if state.kept.ended {
-                return Err(self.ended());
+                return Err(self.over());
             }
             let opened = opening::opened(self.server(), &state.kept.handshake.params, &discovered);
             state.kept.open(&self.upstreams, &opened);
@@ -175,7 +175,7 @@ impl Bridge {
                 let id = wire::id_of(&scanned, message).map(wire::id_text).unwrap_or_default();
                 let asked = lock(&self.state).questions.remove(&*id);
                 // Nobody waits for it any more: the call that it was for has ended, with its worker or before.
-                let lost = || Failure::LostAgain { server: self.server().name.clone() };
+                let lost = || self.lost_again();
                 asked.and_then(|asked| asked.send(message.clone()).ok()).ok_or_else(lost)
             }
             Kind::Notification if scanned.method_name(message).as_deref() == Some("notifications/cancelled") => {
@@ -282,28 +282,13 @@ impl Bridge {
     }
 
     fn unknown(&self, cause: Box<str>) -> Failure {
-        Upstreams::count(&self.upstreams.counters.unknown);
-        Failure::OutcomeUnknown { server: self.server().name.clone(), cause }
+        self.unknown_in(&self.upstreams, cause)
     }
+}
 
-    fn unreachable(&self, cause: Box<str>) -> Failure {
-        Failure::Unreachable { server: self.server().name.clone(), cause }
-    }
-
-    fn protocol(&self, problem: &str) -> Failure {
-        Failure::Protocol { server: self.server().name.clone(), problem: problem.into() }
-    }
-
-    fn rejected(&self, status: u16, problem: &str) -> Failure {
-        Failure::Rejected { server: self.server().name.clone(), status, problem: problem.into() }
-    }
-
-    fn oversize(&self) -> Failure {
-        Failure::Oversize { server: self.server().name.clone(), bytes_max: self.server().message_bytes_max }
-    }
-
-    fn ended(&self) -> Failure {
-        Failure::Ended { server: self.server().name.clone() }
+impl Blame for Bridge {
+    fn blamed(&self) -> &Server {
+        self.server()
     }
 }
 

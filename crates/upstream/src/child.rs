@@ -19,7 +19,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::call::{Answer, AnswerStream, Call, Incoming, Way};
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::flight::Flight;
 use crate::handshake::{Handshake, Opened};
 use crate::kept::{self, Kept, Past, Setting};
@@ -343,24 +343,7 @@ impl Child {
     }
 
     fn unknown(&self, cause: Box<str>) -> Failure {
-        Upstreams::count(&self.upstreams.counters.unknown);
-        Failure::OutcomeUnknown { server: self.server().name.clone(), cause }
-    }
-
-    fn unreachable(&self, cause: Box<str>) -> Failure {
-        Failure::Unreachable { server: self.server().name.clone(), cause }
-    }
-
-    fn protocol(&self, problem: &str) -> Failure {
-        Failure::Protocol { server: self.server().name.clone(), problem: problem.into() }
-    }
-
-    fn oversize(&self) -> Failure {
-        Failure::Oversize { server: self.server().name.clone(), bytes_max: self.server().message_bytes_max }
-    }
-
-    pub(crate) fn over(&self) -> Failure {
-        Failure::Ended { server: self.server().name.clone() }
+        self.unknown_in(&self.upstreams, cause)
     }
 }
 
@@ -369,6 +352,12 @@ impl Current {
     fn release(&self) {
         self.pump.abort();
         self.running.flush();
+    }
+}
+
+impl Blame for Child {
+    fn blamed(&self) -> &Server {
+        self.server()
     }
 }
 

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use mainstay_core::id::ServerName;
 
+use crate::server::Server;
+use crate::upstreams::Upstreams;
+
 /// What is known of a call's execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -191,6 +194,73 @@ impl Failure {
             | Self::Configuration { server, .. }
             | Self::Ended { server } => server,
         }
+    }
+}
+
+/// Whoever makes failures of one server.
+pub(crate) trait Blame {
+    /// The server that they name.
+    fn blamed(&self) -> &Server;
+
+    fn name(&self) -> ServerName {
+        self.blamed().name.clone()
+    }
+
+    /// [`Failure::OutcomeUnknown`], counted in `upstreams`.
+    fn unknown_in(&self, upstreams: &Upstreams, cause: Box<str>) -> Failure {
+        Upstreams::count(&upstreams.counters.unknown);
+        Failure::OutcomeUnknown { server: self.name(), cause }
+    }
+
+    /// [`Failure::Unreachable`].
+    fn unreachable(&self, cause: Box<str>) -> Failure {
+        Failure::Unreachable { server: self.name(), cause }
+    }
+
+    /// [`Failure::Protocol`].
+    fn protocol(&self, problem: &str) -> Failure {
+        Failure::Protocol { server: self.name(), problem: problem.into() }
+    }
+
+    /// [`Failure::Rejected`].
+    fn rejected(&self, status: u16, problem: &str) -> Failure {
+        Failure::Rejected { server: self.name(), status, problem: problem.into() }
+    }
+
+    /// [`Failure::Rejected`] with nothing more to say than the status.
+    fn rejected_with(&self, status: u16) -> Failure {
+        self.rejected(status, &format!("HTTP status {status}"))
+    }
+
+    /// [`Failure::Unauthorized`].
+    fn unauthorized(&self) -> Failure {
+        Failure::Unauthorized { server: self.name() }
+    }
+
+    /// [`Failure::LostAgain`].
+    fn lost_again(&self) -> Failure {
+        Failure::LostAgain { server: self.name() }
+    }
+
+    /// [`Failure::Left`].
+    fn left(&self) -> Failure {
+        Failure::Left { server: self.name() }
+    }
+
+    /// [`Failure::Oversize`].
+    fn oversize(&self) -> Failure {
+        Failure::Oversize { server: self.name(), bytes_max: self.blamed().message_bytes_max }
+    }
+
+    /// [`Failure::Ended`].
+    fn over(&self) -> Failure {
+        Failure::Ended { server: self.name() }
+    }
+}
+
+impl Blame for Server {
+    fn blamed(&self) -> &Server {
+        self
     }
 }
 

@@ -8,7 +8,7 @@ use mainstay_core::id::SessionKey;
 use mainstay_core::wire::envelope::{self, Kind};
 use mainstay_core::wire::method::Version;
 
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::server::Server;
 use crate::wire::{same_id, text_member};
 
@@ -114,8 +114,8 @@ pub(crate) fn replay(log_level: Option<&str>, subscriptions: &BTreeSet<Box<str>>
 
 /// The failure that a JSON-RPC error in answer to `initialize` is.
 pub(crate) fn refusal(server: &Server, error: &[u8]) -> Failure {
-    let problem = String::from_utf8_lossy(&error[..error.len().min(REFUSAL_BYTES_MAX)]).into();
-    Failure::Rejected { server: server.name.clone(), status: 200, problem }
+    let problem = String::from_utf8_lossy(&error[..error.len().min(REFUSAL_BYTES_MAX)]);
+    server.rejected(200, &problem)
 }
 
 /// Whether requests under revision `version` carry `MCP-Protocol-Version` (since 2025-06-18). Revisions are dates, so

@@ -18,7 +18,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 use crate::call::{Answer, AnswerStream, Call, Incoming, Way};
-use crate::failure::Failure;
+use crate::ears::Ears;
+use crate::failure::{Blame, Failure};
 use crate::flight::Flight;
 use crate::handshake::{Handshake, Opened, has_version_header};
 use crate::kept::{self, Kept, Past, Setting};
@@ -30,11 +31,11 @@ use crate::wire::{self, lock};
 
 pub(crate) use answer::HttpStream;
 pub(crate) use legacy::Detected;
-pub(crate) use listen::Ears;
 pub(crate) use post::{PROTOCOL_VERSION, SESSION_ID};
 pub(crate) use reply::{Content, Events, EventsEnd, Reply, Unread, message_of};
 
 use legacy::{Connection, Feed, Waiting};
+use listen::NoStreamIn;
 use post::Fault;
 
 mod answer;
@@ -55,6 +56,7 @@ pub(crate) struct Http {
     /// Told when the upstream session is another one, or the link has ended.
     renewed: Notify,
     ears: Mutex<Ears>,
+    no_stream: Mutex<NoStreamIn>,
     /// Whether the server answered the last `initialize` with a refusal.
     refused: AtomicBool,
 }
@@ -221,6 +223,7 @@ impl Http {
             flight: Flight::default(),
             renewed: Notify::new(),
             ears: Mutex::default(),
+            no_stream: Mutex::default(),
             refused: AtomicBool::new(false),
         })
     }
@@ -235,7 +238,7 @@ impl Http {
     pub(crate) async fn reach(self: &Arc<Self>) -> Result<Opened, Failure> {
         self.session().await?;
         self.catch_up().await;
-        lock(&self.state).kept.opened.clone().ok_or_else(|| self.ended())
+        lock(&self.state).kept.opened.clone().ok_or_else(|| self.over())
     }
 
     pub(crate) async fn call(self: &Arc<Self>, call: Call) -> Result<Answer, Failure> {
@@ -290,7 +293,7 @@ impl Http {
                 Step::Ambiguous(cause) => self.spend_repetition(call, tries, cause)?,
                 Step::Unauthorized => {
                     if tries.refreshed || !self.destination.refresh(&*self.upstreams.parts.environment)? {
-                        return Err(Failure::Unauthorized { server: self.server().name.clone() });
+                        return Err(self.unauthorized());
                     }
                     tries.refreshed = true;
                 }
@@ -319,7 +322,7 @@ impl Http {
         tries: &mut Tries,
     ) -> Result<(), Failure> {
         if tries.lost {
-            return Err(Failure::LostAgain { server: self.server().name.clone() });
+            return Err(self.lost_again());
         }
         tries.lost = true;
         let renewed = self.renew(session, reason).await;
@@ -335,7 +338,7 @@ impl Http {
     /// and its place among the calls for ever, since nobody waits for it: there is a bound on all of it.
     pub(crate) async fn send(self: &Arc<Self>, message: Bytes) -> Result<(), Failure> {
         if wire::is_response(&message) && lock(&self.state).session.as_ref().is_some_and(|session| session.is_cut()) {
-            return Err(Failure::LostAgain { server: self.server().name.clone() });
+            return Err(self.lost_again());
         }
         let mut tries = Tries::default();
         let deadline = Instant::now() + self.server().patience + kept::SEND_BEYOND_PATIENCE;
@@ -348,7 +351,7 @@ impl Http {
                 Err(Step::SessionLost { reason, .. }) => {
                     // An answer to a question of the lost session is of no use in another one.
                     if tries.lost || wire::is_response(&message) {
-                        return Err(Failure::LostAgain { server: self.server().name.clone() });
+                        return Err(self.lost_again());
                     }
                     tries.lost = true;
                     timeout_at(deadline, self.renew(&session, reason)).await.map_err(not_open)??;
@@ -360,7 +363,7 @@ impl Http {
                 }
                 Err(Step::Unavailable(cause) | Step::Ambiguous(cause)) => return Err(self.unknown(cause)),
                 Err(Step::Unauthorized) => {
-                    return Err(Failure::Unauthorized { server: self.server().name.clone() });
+                    return Err(self.unauthorized());
                 }
                 Err(Step::Failed(failure)) => return Err(failure),
                 // `deliver` makes no answer of a message that has none.
@@ -473,28 +476,7 @@ impl Http {
     }
 
     fn unknown(&self, cause: Box<str>) -> Failure {
-        Upstreams::count(&self.upstreams.counters.unknown);
-        Failure::OutcomeUnknown { server: self.server().name.clone(), cause }
-    }
-
-    fn unreachable(&self, cause: Box<str>) -> Failure {
-        Failure::Unreachable { server: self.server().name.clone(), cause }
-    }
-
-    fn protocol(&self, problem: &str) -> Failure {
-        Failure::Protocol { server: self.server().name.clone(), problem: problem.into() }
-    }
-
-    fn oversize(&self) -> Failure {
-        Failure::Oversize { server: self.server().name.clone(), bytes_max: self.server().message_bytes_max }
-    }
-
-    fn left(&self) -> Failure {
-        Failure::Left { server: self.server().name.clone() }
-    }
-
-    fn ended(&self) -> Failure {
-        Failure::Ended { server: self.server().name.clone() }
+        self.unknown_in(&self.upstreams, cause)
     }
 
     /// Notes what the answer to `call` says of the server's tools.
@@ -502,6 +484,12 @@ impl Http {
         if let Some((page, first)) = kept::page_of(&self.upstreams, call, response) {
             lock(&self.state).kept.catalogue.observe(page, first);
         }
+    }
+}
+
+impl Blame for Http {
+    fn blamed(&self) -> &Server {
+        self.server()
     }
 }
 

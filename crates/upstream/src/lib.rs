@@ -29,6 +29,7 @@ mod child;
 mod contact;
 mod dialect;
 mod dual;
+mod ears;
 mod era;
 mod failure;
 mod flight;

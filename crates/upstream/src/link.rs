@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use crate::call::{Answer, AnswerStream, Call};
 use crate::child::{Child, Why};
 use crate::dual::Dual;
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::handshake::{Handshake, Opened};
 use crate::kept::Setting;
 use crate::notice::Notice;

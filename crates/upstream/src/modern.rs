@@ -16,7 +16,7 @@ use mainstay_core::wire::modern;
 use crate::bridge::{Dressed, Fault, post};
 use crate::dialect;
 use crate::era::error_code;
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::http::{Content, Events, EventsEnd, Reply, Tries, Unread, message_of};
 use crate::server::Server;
 use crate::upstreams::{Destination, Upstreams};
@@ -103,21 +103,18 @@ impl Sending<'_> {
         match trouble {
             Trouble::NotExecuted(cause) => match tries.wait(server.patience).await {
                 true => Ok(()),
-                false => Err(Failure::Unreachable { server: server.name.clone(), cause }),
+                false => Err(server.unreachable(cause)),
             },
             Trouble::Ambiguous(cause) => match self.is_safe() && tries.spend_repetition() {
                 true => {
                     Upstreams::count(&self.upstreams.counters.repeated);
                     Ok(())
                 }
-                false => {
-                    Upstreams::count(&self.upstreams.counters.unknown);
-                    Err(Failure::OutcomeUnknown { server: server.name.clone(), cause })
-                }
+                false => Err(server.unknown_in(self.upstreams, cause)),
             },
             Trouble::Unauthorized => {
                 if !tries.spend_refresh() || !self.destination.refresh(&*self.upstreams.parts.environment)? {
-                    return Err(Failure::Unauthorized { server: server.name.clone() });
+                    return Err(server.unauthorized());
                 }
                 Ok(())
             }
@@ -170,7 +167,7 @@ impl Sending<'_> {
         let server = &self.destination.server;
         let (status, bytes_max) = (reply.status().as_u16(), server.message_bytes_max);
         let body = reply.collect(bytes_max).await.map_err(|unread| match unread {
-            Unread::Oversize => Trouble::Failed(Failure::Oversize { server: server.name.clone(), bytes_max }),
+            Unread::Oversize => Trouble::Failed(server.oversize()),
             Unread::Broken(cause) => Trouble::Ambiguous(cause),
         })?;
         match answer_to(&body, id) {
@@ -197,15 +194,12 @@ impl Sending<'_> {
         match id.and_then(|id| answer_to(&body, id)) {
             Some(answer) => Ok(Forwarded::Whole(status, answer)),
             None if status >= 500 => Err(Trouble::Ambiguous(cause())),
-            None => {
-                let server = self.destination.server.name.clone();
-                Err(Trouble::Failed(Failure::Rejected { server, status, problem: cause() }))
-            }
+            None => Err(Trouble::Failed(self.destination.server.rejected_with(status))),
         }
     }
 
     fn protocol(&self, problem: &str) -> Trouble {
-        Trouble::Failed(Failure::Protocol { server: self.destination.server.name.clone(), problem: problem.into() })
+        Trouble::Failed(self.destination.server.protocol(problem))
     }
 }
 
@@ -224,17 +218,14 @@ impl Relay {
     /// [`Failure::OutcomeUnknown`] if the stream ended before the answer, [`Failure::Oversize`] if a message is too large.
     pub async fn next(&mut self) -> Result<Relayed, Failure> {
         loop {
-            let name = || self.server.name.clone();
-            let Some(events) = &mut self.events else { return Err(Failure::Ended { server: name() }) };
+            let Some(events) = &mut self.events else { return Err(self.server.over()) };
             let event = match events.next().await {
                 Ok(event) => event,
                 Err(end) => {
                     self.events = None;
                     return Err(match end {
-                        EventsEnd::Broken(cause) => Failure::OutcomeUnknown { server: name(), cause },
-                        EventsEnd::Oversize => {
-                            Failure::Oversize { server: name(), bytes_max: self.server.message_bytes_max }
-                        }
+                        EventsEnd::Broken(cause) => Failure::OutcomeUnknown { server: self.server.name.clone(), cause },
+                        EventsEnd::Oversize => self.server.oversize(),
                     });
                 }
             };

@@ -26,7 +26,7 @@ use crate::catalogue::Pages;
 use crate::child::{Mask, ServerMemory, Stamp, Supervised, Supervision, Why, dismiss_of};
 use crate::contact::{Contact, Contacts};
 use crate::era::Eras;
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::http::Detected;
 use crate::server::{Reach, Server};
 use crate::template::Environment;
@@ -312,10 +312,10 @@ impl Destination {
             return Ok(place);
         }
         let waited = timeout(self.server.patience, Arc::clone(&self.calls).acquire_owned()).await;
-        waited.ok().and_then(Result::ok).ok_or_else(|| Failure::Unreachable {
-            server: self.server.name.clone(),
-            cause: "too many calls to its host are in flight".into(),
-        })
+        waited
+            .ok()
+            .and_then(Result::ok)
+            .ok_or_else(|| self.server.unreachable("too many calls to its host are in flight".into()))
     }
 
     /// The headers of a POST. Resolved at most [`RESOLVED_FOR`] ago.

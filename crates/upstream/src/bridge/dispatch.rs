@@ -13,7 +13,7 @@ use crate::call::Call;
 use crate::catalogue::asks_first_page;
 use crate::dialect::{self, Seen, Verdict};
 use crate::era::{error_code, names_version};
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::http::{Content, Events, Reply, Tries, Unread};
 use crate::kept;
 use crate::upstreams::{Upstreams, unusable};
@@ -136,7 +136,7 @@ impl Bridge {
             },
             Trouble::Unauthorized => {
                 if !tries.spend_refresh() || !self.destination.refresh(&*self.upstreams.parts.environment)? {
-                    return Err(Failure::Unauthorized { server: self.server().name.clone() });
+                    return Err(self.unauthorized());
                 }
                 Ok(())
             }
@@ -199,7 +199,7 @@ impl Bridge {
     /// something else: a JSON-RPC error is an answer like any other.
     fn refused(&self, seen: &Seen<'_>, id: &[u8]) -> Step {
         let status = seen.status;
-        let refusal = || self.rejected(status, &format!("HTTP status {status}"));
+        let refusal = || self.rejected_with(status);
         let answer = || dialect::answer_with_id(seen.body, id).map(Bytes::from);
         match dialect::classify(seen, false, Some(id)) {
             Verdict::Unauthorized => Step::Not(Trouble::Unauthorized),

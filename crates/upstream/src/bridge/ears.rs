@@ -8,10 +8,10 @@ use bytes::Bytes;
 use mainstay_core::wire::envelope::{self, Kind};
 use mainstay_core::wire::modern::edit::{self, Change};
 use mainstay_core::wire::modern::{METHOD_NOT_FOUND, SUBSCRIPTION_ID};
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
 use super::{Bridge, post};
+use crate::ears::{Pace, REPROBE};
 use crate::era::error_code;
 use crate::failure::Failure;
 use crate::http::{Content, Events, message_of};
@@ -19,24 +19,6 @@ use crate::notice::Notice;
 use crate::task::spawn;
 use crate::upstreams::Upstreams;
 use crate::wire::lock;
-
-/// Who listens, and the task that does it for them.
-#[derive(Debug, Default)]
-pub(super) struct Ears {
-    count: u32,
-    task: Option<AbortHandle>,
-    closed: bool,
-}
-
-impl Ears {
-    /// Nobody listens any more, whatever guards there are.
-    pub(super) fn close(&mut self) {
-        self.closed = true;
-        if let Some(task) = self.task.take() {
-            task.abort();
-        }
-    }
-}
 
 /// What is listened to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,26 +40,16 @@ enum NoStream {
 impl Bridge {
     /// One more listener. The stream is kept open while there is one.
     pub(crate) fn listen(self: &Arc<Self>) {
-        let mut ears = lock(&self.ears);
-        ears.count += 1;
-        if ears.count == 1 && !ears.closed {
-            ears.task = Some(spawn(Box::pin(Arc::clone(self).keep_listening())).abort_handle());
-        }
+        lock(&self.ears).listen(|| spawn(Box::pin(Arc::clone(self).keep_listening())).abort_handle());
     }
 
     /// One listener less.
     pub(crate) fn unlisten(&self) {
-        let mut ears = lock(&self.ears);
-        ears.count = ears.count.saturating_sub(1);
-        if ears.count == 0
-            && let Some(task) = ears.task.take()
-        {
-            task.abort();
-        }
+        lock(&self.ears).unlisten();
     }
 
     async fn keep_listening(self: Arc<Self>) {
-        let (mut failures, mut was_cut) = (0_u32, false);
+        let (mut pace, mut was_cut) = (Pace::from(PAUSE_FIRST), false);
         loop {
             if !self.opened()
                 && let Err(failure) = self.reach().await
@@ -85,7 +57,7 @@ impl Bridge {
                 if let Failure::Ended { .. } = failure {
                     return;
                 }
-                tokio::time::sleep(pause(&mut failures)).await;
+                tokio::time::sleep(pace.pause()).await;
                 continue;
             }
             let filter = self.filter();
@@ -101,12 +73,10 @@ impl Bridge {
                     let opened_at = Instant::now();
                     self.hear(events, filter).await;
                     was_cut = true;
-                    if opened_at.elapsed() > STEADY {
-                        failures = 0;
-                    }
-                    tokio::time::sleep(pause(&mut failures)).await;
+                    pace.lasted(opened_at.elapsed());
+                    tokio::time::sleep(pace.pause()).await;
                 }
-                Err(NoStream::Later) => tokio::time::sleep(pause(&mut failures)).await,
+                Err(NoStream::Later) => tokio::time::sleep(pace.pause()).await,
                 Err(NoStream::Never) => {
                     let _ = timeout(REPROBE, self.retuned.notified()).await;
                 }
@@ -252,24 +222,10 @@ fn untagged(message: &Bytes, scanned: &envelope::Envelope) -> Bytes {
     if edits.is_empty() { message.clone() } else { edit::apply(message, edits).into() }
 }
 
-fn pause(failures: &mut u32) -> Duration {
-    let doubled = (PAUSE_MIN * (1 << (*failures).min(PAUSE_DOUBLINGS))).min(PAUSE_MAX);
-    *failures = failures.saturating_add(1);
-    doubled
-}
-
 const ACKNOWLEDGED: &str = "notifications/subscriptions/acknowledged";
 
-/// Waits between two tries at a stream that was cut or a server that is away.
-const PAUSE_MIN: Duration = Duration::from_millis(250);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-const PAUSE_DOUBLINGS: u32 = 8;
-
-/// A stream that lasted this long was no failure.
-const STEADY: Duration = Duration::from_secs(5);
-
-/// When a server that does not know such streams is asked again.
-const REPROBE: Duration = Duration::from_secs(300);
+/// The first wait before a stream that was cut, or a server that is away, is tried again.
+const PAUSE_FIRST: Duration = Duration::from_millis(250);
 
 /// How long a server may take to say that it listens.
 const TUNE_BOUND: Duration = Duration::from_secs(30);

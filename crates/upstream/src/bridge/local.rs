@@ -7,7 +7,7 @@ use mainstay_core::wire::modern::{INVALID_PARAMS, METHOD_NOT_FOUND};
 
 use super::Bridge;
 use crate::call::Call;
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::wire::lock;
 
 impl Bridge {

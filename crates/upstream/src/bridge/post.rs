@@ -9,7 +9,7 @@ use mainstay_core::wire::envelope::{self, Envelope};
 use mainstay_core::wire::modern::edit::{self, Change};
 use mainstay_core::wire::modern::{self, header};
 
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::http::{Content, EventsEnd, Reply, Unread, message_of};
 use crate::upstreams::{Destination, SendError, Upstreams, unusable};
 use crate::wire::{self, Sort};
@@ -133,7 +133,7 @@ pub(crate) async fn exchange(
         return Ok(Response { status, challenge, body });
     }
     let bytes_max = destination.server.message_bytes_max;
-    let oversize = || Fault::Failed(Failure::Oversize { server: destination.server.name.clone(), bytes_max });
+    let oversize = || Fault::Failed(destination.server.oversize());
     match reply.content() {
         Content::Json | Content::Other => match reply.collect(bytes_max).await {
             Ok(body) => Ok(Response { status, challenge: false, body }),

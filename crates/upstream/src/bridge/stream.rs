@@ -16,7 +16,7 @@ use super::dispatch::Dispatched;
 use super::rounds::{NoInput, Round, may_ask};
 use super::{Bridge, Fate};
 use crate::call::{Call, Incoming};
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::http::{Events, EventsEnd, Tries, message_of};
 use crate::upstreams::Upstreams;
 use crate::wire::{self, lock};
@@ -52,7 +52,7 @@ impl BridgeStream {
         {
             let mut state = lock(&bridge.state);
             if state.kept.ended {
-                return Err(bridge.ended());
+                return Err(bridge.over());
             }
             state.running.insert(wire::id_text(&call.id).into(), sender);
         }
@@ -78,7 +78,7 @@ impl BridgeStream {
                 fate = changed(&mut fate) => {
                     self.over();
                     match fate {
-                        Fate::Ended => return Err(self.bridge.ended()),
+                        Fate::Ended => return Err(self.bridge.over()),
                         // What was cancelled has no answer (2025-11-25, Cancellation); who asked gives up by itself.
                         Fate::Cancelled | Fate::Going => return std::future::pending().await,
                     }
@@ -91,7 +91,7 @@ impl BridgeStream {
     /// One step further. Cancel-safe.
     async fn advance(&mut self) -> Result<(), Failure> {
         match &mut self.phase {
-            Phase::Over => Err(self.bridge.ended()),
+            Phase::Over => Err(self.bridge.over()),
             Phase::Sending(work) => {
                 let sent = work.await;
                 self.phase = Phase::Over;

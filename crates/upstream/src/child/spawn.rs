@@ -7,7 +7,7 @@ use mainstay_keeper::client::SpawnError;
 use mainstay_keeper::{Spawn, SpawnFailure};
 
 use super::label::Label;
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::server::{Reach, Server};
 use crate::template::Environment;
 use crate::upstreams::{Destination, Parts, unusable};
@@ -94,7 +94,7 @@ pub(super) fn failure(server: &Server, error: &SpawnError) -> Failure {
             Failure::Gateway { server: server.name.clone(), problem: error.to_string().into() }
         }
         SpawnError::Failed { failure: SpawnFailure::System, .. } | SpawnError::Detached => {
-            Failure::Unreachable { server: server.name.clone(), cause: error.to_string().into() }
+            server.unreachable(error.to_string().into())
         }
     }
 }

@@ -13,7 +13,7 @@ use super::end::{End, Why};
 use super::running::{Registration, Running};
 use super::slot::Delivery;
 use super::{Child, Current, Mask, Stamp, State, spawn};
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::handshake::{self, NotOpened, Opened};
 use crate::notice::{ListsChanged, Notice};
 use crate::task;

@@ -9,7 +9,7 @@ use super::running::Waiting;
 use super::slot::Delivery;
 use super::{Child, Tries};
 use crate::call::{Call, Incoming};
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 
 /// The messages of one call.
 pub(crate) struct ChildStream {

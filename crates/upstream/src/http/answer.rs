@@ -16,7 +16,7 @@ use super::reply::{Events, EventsEnd, NoStream, message_of};
 use super::{Dispatched, Executed, Fault, Http, Session, Tries};
 use crate::call::{Call, Incoming};
 use crate::dialect::{self, Seen, Verdict};
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::task::spawn;
 use crate::wire::{self, Sort, same_id};
 
@@ -109,7 +109,7 @@ impl HttpStream {
                 return Ok(incoming);
             }
             match &mut self.phase {
-                Phase::Over => return Err(self.http.ended()),
+                Phase::Over => return Err(self.http.over()),
                 Phase::Working(work) => {
                     let got = work.await;
                     self.phase = Phase::Over;

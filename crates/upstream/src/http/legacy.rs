@@ -19,6 +19,7 @@ use super::reply::{Content, EventsEnd, Reply};
 use super::{Dispatched, Executed, Http, Session, Step, listen};
 use crate::call::Call;
 use crate::dialect::Seen;
+use crate::failure::Blame;
 use crate::notice::Notice;
 use crate::task::spawn;
 use crate::upstreams::{Upstreams, unusable};
@@ -71,7 +72,7 @@ impl Http {
             let (status, challenge, body) = reply.read_refusal().await;
             // Nothing was asked that the body could answer.
             return Err(match self.unanswered(&Seen { status, challenge, body: &body }, false, b"") {
-                Ok(_) => Unanswered::Refused { status, failure: self.rejected(status) },
+                Ok(_) => Unanswered::Refused { status, failure: self.rejected_with(status) },
                 Err(unanswered) => unanswered,
             });
         }

@@ -6,38 +6,21 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainstay_core::wire::envelope::{self, Kind};
 use mainstay_core::wire::sse::Event;
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::own::Probe;
 use super::reply::{Events, EventsEnd, NoStream, message_of};
 use super::{Fault, Http, Session};
+use crate::ears::{Pace, REPROBE};
 use crate::failure::Failure;
 use crate::notice::Notice;
 use crate::task::spawn;
 use crate::upstreams::Upstreams;
 use crate::wire::{self, Sort, lock};
 
-/// Who listens, and the task that does it for them.
-#[derive(Debug, Default)]
-pub(crate) struct Ears {
-    count: u32,
-    task: Option<AbortHandle>,
-    closed: bool,
-    /// The session in which the server has said that it has no such stream, and when it is asked again. Kept here, not in
-    /// the task: clients come and go, and each would ask anew.
-    refused: Option<(Weak<Session>, Instant)>,
-}
-
-impl Ears {
-    /// Nobody listens any more, whatever guards there are.
-    pub(super) fn close(&mut self) {
-        self.closed = true;
-        if let Some(task) = self.task.take() {
-            task.abort();
-        }
-    }
-}
+/// The session in which the server has said that it has no such stream, and when it is asked again. Kept by the link, not
+/// in the task: clients come and go, and each would ask anew.
+pub(super) type NoStreamIn = Option<(Weak<Session>, Instant)>;
 
 /// How one try at the listening stream ended.
 enum Ended {
@@ -53,45 +36,19 @@ enum Ended {
     Renewed,
 }
 
-/// Waits between tries.
-#[derive(Default)]
-struct Pace {
-    failures: u32,
-    /// What the server asked for.
-    retry: Option<Duration>,
-}
-
-impl Pace {
-    fn pause(&mut self) -> Duration {
-        let doubled = (PAUSE_MIN * (1 << self.failures.min(PAUSE_DOUBLINGS))).min(PAUSE_MAX);
-        self.failures = self.failures.saturating_add(1);
-        doubled.max(self.retry.unwrap_or_default())
-    }
-}
-
 impl Http {
     /// One more listener. The stream is kept open while there is one.
     pub(crate) fn listen(self: &Arc<Self>) {
-        let mut ears = lock(&self.ears);
-        ears.count += 1;
-        if ears.count == 1 && !ears.closed {
-            ears.task = Some(spawn(Box::pin(Arc::clone(self).keep_listening())).abort_handle());
-        }
+        lock(&self.ears).listen(|| spawn(Box::pin(Arc::clone(self).keep_listening())).abort_handle());
     }
 
     /// One listener less.
     pub(crate) fn unlisten(&self) {
-        let mut ears = lock(&self.ears);
-        ears.count = ears.count.saturating_sub(1);
-        if ears.count == 0
-            && let Some(task) = ears.task.take()
-        {
-            task.abort();
-        }
+        lock(&self.ears).unlisten();
     }
 
     async fn keep_listening(self: Arc<Self>) {
-        let mut pace = Pace::default();
+        let mut pace = Pace::from(PAUSE_FIRST);
         loop {
             let mut session = match self.session().await {
                 Ok(session) => session,
@@ -106,17 +63,17 @@ impl Http {
                     () = tokio::time::sleep_until(until) => {}
                     () = self.replaced(&session) => {}
                 }
-                pace = Pace::default();
+                pace = Pace::from(PAUSE_FIRST);
                 continue;
             }
             let pause = match self.listen_in(&session, &mut pace).await {
                 Ended::Renewed => {
-                    pace = Pace::default();
+                    pace = Pace::from(PAUSE_FIRST);
                     continue;
                 }
                 Ended::None => {
                     let until = Instant::now() + self.spread(REPROBE);
-                    lock(&self.ears).refused = Some((Arc::downgrade(&session), until));
+                    *lock(&self.no_stream) = Some((Arc::downgrade(&session), until));
                     continue;
                 }
                 Ended::Cut | Ended::Away => pace.pause(),
@@ -132,19 +89,19 @@ impl Http {
             };
             tokio::select! {
                 () = tokio::time::sleep(self.spread(pause)) => {}
-                () = self.replaced(&session) => pace = Pace::default(),
+                () = self.replaced(&session) => pace = Pace::from(PAUSE_FIRST),
             }
         }
     }
 
     /// Until when the server is not asked for a stream in `session`, since it has said that there is none.
     fn refused_until(&self, session: &Arc<Session>) -> Option<Instant> {
-        let mut ears = lock(&self.ears);
-        let (refused_in, until) = ears.refused.as_ref()?;
+        let mut refused = lock(&self.no_stream);
+        let (refused_in, until) = refused.as_ref()?;
         if refused_in.as_ptr() == Arc::as_ptr(session) && *until > Instant::now() {
             return Some(*until);
         }
-        ears.refused = None;
+        *refused = None;
         None
     }
 
@@ -157,9 +114,7 @@ impl Http {
                 () = feed.ended() => {}
                 () = self.replaced(session) => return Ended::Renewed,
             }
-            if opened_at.elapsed() > STEADY {
-                pace.failures = 0;
-            }
+            pace.lasted(opened_at.elapsed());
             return Ended::SessionLost;
         }
         let cursor = lock(&self.state).kept.last_event_id.clone();
@@ -198,7 +153,7 @@ impl Http {
             match event {
                 Ok(event) => {
                     if let Some(retry) = event.retry_ms {
-                        pace.retry = Some(Duration::from_millis(retry).min(PAUSE_MAX));
+                        pace.ask(Duration::from_millis(retry));
                     }
                     self.take_event(session, event).await;
                     if saved.is_none_or(|at: Instant| at.elapsed() > RECORD_INTERVAL) && self.moved() {
@@ -215,9 +170,7 @@ impl Http {
                 }
             }
         };
-        if opened_at.elapsed() > STEADY {
-            pace.failures = 0;
-        }
+        pace.lasted(opened_at.elapsed());
         if self.moved() {
             self.offer_record();
         }
@@ -308,19 +261,11 @@ pub(super) fn refusal(id: &[u8]) -> Bytes {
     envelope::error_message(Some(id), wire::INTERNAL_ERROR, "the client can't be reached", None).into()
 }
 
-/// Waits between two tries at a stream that was cut or a server that is away.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-const PAUSE_DOUBLINGS: u32 = 6;
+/// The first wait before a stream that was cut, or a server that is away, is tried again.
+const PAUSE_FIRST: Duration = Duration::from_secs(1);
 
 /// The longest wait before a server that was down from the start is tried again for a listener.
 const OPENING_PAUSE_MAX: Duration = Duration::from_secs(4);
-
-/// When a server that has no listening stream is asked again.
-const REPROBE: Duration = Duration::from_secs(300);
-
-/// A stream that lasted this long was no failure.
-const STEADY: Duration = Duration::from_secs(5);
 
 /// How often a moved cursor is worth a record.
 const RECORD_INTERVAL: Duration = Duration::from_secs(5);

@@ -12,7 +12,7 @@ use super::post::NO_ENDPOINT;
 use super::reply::{Content, Events, EventsEnd, Unread, message_of};
 use super::{Http, Session};
 use crate::dialect::{self, Seen, Verdict};
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::upstreams::unusable;
 use crate::wire::{self, Sort};
 
@@ -115,14 +115,14 @@ impl Http {
         Err(match dialect::classify(seen, sent_id, Some(id)) {
             Verdict::Answer => match dialect::answer_with_id(seen.body, id) {
                 Some(answer) => return Ok(answer.into()),
-                None => Unanswered::Refused { status, failure: self.rejected(status) },
+                None => Unanswered::Refused { status, failure: self.rejected_with(status) },
             },
             Verdict::SessionLost(_) => Unanswered::SessionLost,
             Verdict::Suspect | Verdict::Unavailable => Unanswered::Away(format!("HTTP status {status}").into()),
-            Verdict::Unauthorized => Unanswered::Failed(Failure::Unauthorized { server: self.server().name.clone() }),
+            Verdict::Unauthorized => Unanswered::Failed(self.unauthorized()),
             Verdict::NoEndpoint => Unanswered::Refused { status, failure: unusable(self.server(), &NO_ENDPOINT) },
             Verdict::Refused if status >= 500 => Unanswered::Away(format!("HTTP status {status}").into()),
-            Verdict::Refused => Unanswered::Refused { status, failure: self.rejected(status) },
+            Verdict::Refused => Unanswered::Refused { status, failure: self.rejected_with(status) },
         })
     }
 

@@ -15,7 +15,7 @@ use super::reply::{Content, Reply, Unread};
 use super::{Dispatched, Executed, Http, Session, Step};
 use crate::call::Call;
 use crate::dialect::{self, Seen, Verdict};
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::upstreams::{SendError, unusable};
 use crate::wire::{self, same_id};
 
@@ -103,7 +103,7 @@ impl Http {
     ) -> Step {
         let (status, challenge, body) = reply.read_refusal().await;
         let seen = Seen { status, challenge, body: &body };
-        let rejected = || Step::Failed(self.rejected(status));
+        let rejected = || Step::Failed(self.rejected_with(status));
         let answered = || {
             let answer = call_id.and_then(|id| dialect::answer_with_id(&body, id));
             answer.map_or_else(rejected, |answer| Step::Done(Dispatched::Whole(answer.into())))
@@ -131,11 +131,6 @@ impl Http {
             },
             Verdict::Refused => rejected(),
         }
-    }
-
-    pub(super) fn rejected(&self, status: u16) -> Failure {
-        let problem = format!("HTTP status {status}").into();
-        Failure::Rejected { server: self.server().name.clone(), status, problem }
     }
 
     /// POSTs `message`. Connection refusals are not retried here.

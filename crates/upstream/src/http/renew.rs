@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::legacy::Connection;
 use super::own::Unanswered;
 use super::{Http, Session, State, Step, Tries, is_initialized};
-use crate::failure::Failure;
+use crate::failure::{Blame, Failure};
 use crate::handshake::{self, NotOpened, Opened};
 use crate::notice::{ListsChanged, Notice};
 use crate::server::Transport;
@@ -41,7 +41,7 @@ impl Http {
         {
             let state = lock(&self.state);
             if state.kept.ended {
-                return Err(self.ended());
+                return Err(self.over());
             }
             if let Some(session) = ready(&state) {
                 return Ok(session);
@@ -74,14 +74,14 @@ impl Http {
             this.flight.join(found, Box::pin(this.make(&cause))).await
         });
         // The task ends early only with the runtime.
-        task.await.unwrap_or_else(|_| Err(self.ended()))
+        task.await.unwrap_or_else(|_| Err(self.over()))
     }
 
     async fn make(self: &Arc<Self>, cause: &Cause) -> Result<Arc<Session>, Failure> {
         let (params, existing) = {
             let state = lock(&self.state);
             if state.kept.ended {
-                return Err(self.ended());
+                return Err(self.over());
             }
             (state.kept.handshake.params.clone(), state.session.clone())
         };
@@ -119,7 +119,7 @@ impl Http {
         };
         if !self.install(&session, &opened, reason.as_deref()) {
             self.discard(&session).await;
-            return Err(if self.upstreams.has_left() { self.left() } else { self.ended() });
+            return Err(if self.upstreams.has_left() { self.left() } else { self.over() });
         }
         self.announce(opened, reason, lists).await;
         Ok(session)
@@ -337,8 +337,8 @@ impl Http {
     fn failure_of(&self, step: Step) -> Failure {
         match step {
             Step::NotExecuted(cause) | Step::Unavailable(cause) | Step::Ambiguous(cause) => self.unreachable(cause),
-            Step::SessionLost { .. } => Failure::LostAgain { server: self.server().name.clone() },
-            Step::Unauthorized => Failure::Unauthorized { server: self.server().name.clone() },
+            Step::SessionLost { .. } => self.lost_again(),
+            Step::Unauthorized => self.unauthorized(),
             Step::Failed(failure) => failure,
             Step::Done(_) => self.protocol("it answered a notification"),
         }
