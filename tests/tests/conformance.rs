@@ -1,5 +1,5 @@
 //! The official conformance suite, through the gateway and directly: what passes against a fixture server passes through
-//! the gateway, in pairs of one era. Where the eras differ, each failure is known, and has its reason (S17, E6).
+//! the gateway, in pairs of one era (S17, E6), and clients with sessions find nothing wanting in a server without.
 
 use anyhow::{Context as _, Result, ensure};
 use mainstay_tests::Gateway;
@@ -41,6 +41,16 @@ async fn s17_the_scored_set_of_2025_11_25_passes_through_the_gateway() -> Result
 #[tokio::test]
 async fn e6_the_scored_set_of_2026_07_28_passes_through_the_gateway() -> Result<()> {
     passes_through(&Fixture::modern().await?, "2026-07-28").await
+}
+
+#[tokio::test]
+async fn e6_all_of_2025_11_25_passes_in_front_of_a_server_without_sessions() -> Result<()> {
+    let fixture = Fixture::modern().await?;
+    let (_gateway, url) = in_front_of(&fixture).await?;
+    let verdict = run_suite(&url, "2025-11-25", None).await?;
+    ensure!(verdict.passed, "{}", verdict.summary);
+    ensure!(verdict.scenarios.values().all(|checks| checks.failed == 0), "{}", verdict.summary);
+    Ok(())
 }
 
 #[tokio::test]
