@@ -13,13 +13,17 @@ use crate::identity::{ProcessIdentity, raw_pid};
 use crate::keeper::Keeper;
 use crate::tree::{Census, signal_all};
 
-/// Reaps orphans: those that have ended already, and then others whenever `child_signals` says so. Never returns.
+/// Reaps orphans: those that have ended already, and then others a moment after `child_signals` says so. Never returns.
+///
+/// The moment is for whoever is more urgent: a look at all processes costs milliseconds on a machine with many, and the
+/// death of a worker gives the signal, too.
 pub(crate) async fn reap(keeper: Rc<Keeper>, mut child_signals: Incoming) {
     loop {
         reap_once(&keeper).await;
         if child_signals.recv().await.is_none() {
             return;
         }
+        tokio::time::sleep(REAP_AFTER).await;
     }
 }
 
@@ -81,6 +85,9 @@ fn rest(census: &Census, strangers: &BTreeSet<ProcessIdentity>) -> Vec<ProcessId
     let is_rest = |identity: &ProcessIdentity| !spared.contains(&identity.pid());
     census.seen().iter().filter(|seen| !seen.is_zombie).map(|seen| seen.identity).filter(is_rest).collect()
 }
+
+/// How long an orphan that has ended is left alone.
+const REAP_AFTER: Duration = Duration::from_millis(100);
 
 /// How long what children left behind has to end by itself.
 const REST_GRACE: Duration = Duration::from_millis(500);
