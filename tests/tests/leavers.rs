@@ -81,6 +81,29 @@ impl Asked {
     }
 }
 
+/// A call that was left with the former worker, and its client, which has come back for it at the successor.
+struct Left {
+    client: RawClient,
+    /// The cursor of the priming event.
+    primed: String,
+    question: Value,
+    back: Exchange,
+    leaver: Proc,
+}
+
+impl Left {
+    /// The client has hung up before the handover.
+    async fn at(stand: &mut Stand) -> Result<Left> {
+        let client = stand.open().await?;
+        let Asked { exchange, primed, question } = Asked::of(&client).await?;
+        drop(exchange);
+        let leaver = stand.reload().await?;
+        let mut back = client.get_stream(Some(&primed)).await?;
+        ensure!(back.next_message(BOUND).await? == Some(question.clone()), "R2: what came after it");
+        Ok(Left { client, primed, question, back, leaver })
+    }
+}
+
 /// Lets the call of `question` come to its end.
 async fn release(client: &RawClient, question: &Value) -> Result<()> {
     let status = client.respond(&question["id"], json!({"action": "accept", "content": {}})).await?;
@@ -129,12 +152,7 @@ async fn r4_a_client_that_comes_back_to_a_call_of_the_former_worker_gets_its_ans
 #[tokio::test]
 async fn r4_if_the_former_worker_is_killed_its_call_is_told_as_unknown_and_never_runs_again() -> Result<()> {
     let mut stand = Stand::start().await?;
-    let client = stand.open().await?;
-    let Asked { exchange, primed, question } = Asked::of(&client).await?;
-    drop(exchange);
-    let leaver = stand.reload().await?;
-    let mut back = client.get_stream(Some(&primed)).await?;
-    assert_eq!(back.next_message(BOUND).await?, Some(question));
+    let Left { client, back, leaver, .. } = Left::at(&mut stand).await?;
     assert!(leaver.kill());
     let outcome = back.finish(BOUND).await?;
     assert_eq!(outcome.named_outcome(), Some("outcome_unknown"), "{outcome:?}");
@@ -150,12 +168,7 @@ async fn r4_if_the_former_worker_is_killed_its_call_is_told_as_unknown_and_never
 async fn r4_a_stream_with_event_ids_is_resumed_once_the_former_worker_is_gone_and_not_before() -> Result<()> {
     let mut stand = Stand::start().await?;
     stand.up.answer("sse-with-ids").await?;
-    let client = stand.open().await?;
-    let Asked { exchange, primed, question } = Asked::of(&client).await?;
-    drop(exchange);
-    let leaver = stand.reload().await?;
-    let mut back = client.get_stream(Some(&primed)).await?;
-    assert_eq!(back.next_message(BOUND).await?, Some(question.clone()));
+    let Left { client, question, back, leaver, .. } = Left::at(&mut stand).await?;
     let resumptions = async || -> Result<usize> {
         let gets = stand.up.requests("GET").await?;
         Ok(gets.iter().filter(|get| get["headers"]["last-event-id"].is_string()).count())
@@ -173,12 +186,7 @@ async fn r4_a_stream_with_event_ids_is_resumed_once_the_former_worker_is_gone_an
 #[tokio::test]
 async fn r4_a_successor_that_is_killed_takes_nothing_along() -> Result<()> {
     let mut stand = Stand::start().await?;
-    let client = stand.open().await?;
-    let Asked { exchange, primed, question } = Asked::of(&client).await?;
-    drop(exchange);
-    let leaver = stand.reload().await?;
-    let mut back = client.get_stream(Some(&primed)).await?;
-    assert_eq!(back.next_message(BOUND).await?, Some(question.clone()));
+    let Left { client, primed, question, back: _cut, leaver } = Left::at(&mut stand).await?;
     stand.gateway.kill_worker().await?;
     // The next one knows of the call as well.
     stand.has_calls(1).await?;
@@ -196,12 +204,8 @@ async fn r4_a_successor_that_is_killed_takes_nothing_along() -> Result<()> {
 #[tokio::test]
 async fn t2_two_handovers_in_a_row_leave_each_call_to_its_worker() -> Result<()> {
     let mut stand = Stand::start().await?;
-    let (first, second) = (stand.open().await?, stand.open().await?);
-    let one = Asked::of(&first).await?;
-    drop(one.exchange);
-    let oldest = stand.reload().await?;
-    let mut back = first.get_stream(Some(&one.primed)).await?;
-    assert_eq!(back.next_message(BOUND).await?, Some(one.question.clone()));
+    let second = stand.open().await?;
+    let Left { client: first, question, back, leaver: oldest, .. } = Left::at(&mut stand).await?;
     let two = Asked::of(&second).await?;
     let older = stand.reload().await?;
     assert!(oldest.is_alive() && older.is_alive());
@@ -209,7 +213,7 @@ async fn t2_two_handovers_in_a_row_leave_each_call_to_its_worker() -> Result<()>
     drop(two.exchange);
     let mut again = second.get_stream(Some(&two.primed)).await?;
     assert_eq!(again.next_message(BOUND).await?, Some(two.question.clone()));
-    release(&first, &one.question).await?;
+    release(&first, &question).await?;
     let outcome = back.finish(BOUND).await?;
     assert!(outcome.result().is_ok(), "{outcome:?}");
     is_gone(oldest).await?;

@@ -12,6 +12,7 @@
 mod codec;
 mod counters;
 mod error;
+mod file;
 pub mod journal;
 pub mod keys;
 mod memory;

@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rusqlite::{Connection, OptionalExtension, Params, Row};
+use rusqlite::{Connection, Params, Row};
 use tracing::warn;
 
 use super::counters::{Meters, add};
+use crate::file;
 use crate::keys::{Keyring, Purpose, Sealed};
 
 /// What a thread works on.
@@ -38,12 +39,7 @@ impl Database {
     /// Executes `sql`. How many rows it changed.
     pub(super) fn execute(&self, sql: &str, params: impl Params) -> rusqlite::Result<usize> {
         add(&self.meters.statements, 1);
-        #[cfg(test)]
-        crate::mishap::before(sql, &self.connection)?;
-        let changed = self.connection.prepare_cached(sql)?.execute(params)?;
-        #[cfg(test)]
-        crate::mishap::after(sql);
-        Ok(changed)
+        file::execute(&self.connection, sql, params)
     }
 
     /// The first row that `sql` gives.
@@ -54,7 +50,7 @@ impl Database {
         read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<Option<T>> {
         add(&self.meters.statements, 1);
-        self.connection.prepare_cached(sql)?.query_row(params, read).optional()
+        file::first(&self.connection, sql, params, read)
     }
 
     /// Every row that `sql` gives, until `read` says that it has enough with `false`.

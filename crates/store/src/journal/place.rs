@@ -1,17 +1,18 @@
 //! The file: private, of a known schema, or set aside and begun anew.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
+use rusqlite::{Connection, ErrorCode, ffi};
 use tracing::{error, warn};
 
 use super::failure::{OpenError, is_damage};
+use crate::file::{self, SHM, WAL, beside};
 use crate::migrate::{self, Refused};
-use crate::private::{self, Fault};
+use crate::private::Fault;
 
 /// Which file stands under a name: what was renamed meanwhile is another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,9 +75,7 @@ pub(super) fn rehearse(path: &Path) -> Result<(), OpenError> {
     if !path.exists() {
         return Ok(());
     }
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags).map_err(failed)?;
-    connection.busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS)).map_err(failed)?;
+    let connection = file::look(path).map_err(failed)?;
     let known = u32::try_from(STEPS.len()).unwrap_or(u32::MAX);
     match connection.pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0)) {
         Ok(found) if found == known => Ok(()),
@@ -99,7 +98,7 @@ pub(super) fn open_in_place_of(file: Option<FileId>, path: &Path) -> Result<Open
 
 /// A connection that only reads, of a journal that [`open`] has opened.
 pub(super) fn reader(path: &Path) -> rusqlite::Result<Connection> {
-    let connection = connection(path)?;
+    let connection = file::connect(path)?;
     pragmas(&connection)?;
     connection.pragma_update(None, "query_only", true)?;
     Ok(connection)
@@ -109,7 +108,7 @@ pub(super) fn reader(path: &Path) -> rusqlite::Result<Connection> {
 pub(super) fn in_memory() -> Result<Connection, OpenError> {
     let failed = |source| OpenError::Sqlite { attempt: "make", path: PathBuf::from(":memory:"), source };
     let mut connection = Connection::open_in_memory().map_err(failed)?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS_CACHED_MAX);
+    file::keep_statements(&connection);
     connection.pragma_update(None, "max_page_count", PAGES_MAX).map_err(failed)?;
     match migrate::migrate(&mut connection, STEPS) {
         Ok(()) => Ok(connection),
@@ -129,9 +128,10 @@ enum Trouble {
 }
 
 fn attempt(path: &Path) -> Result<Connection, Trouble> {
-    prepare(path).map_err(Trouble::Hopeless)?;
+    let hopeless = |fault| Trouble::Hopeless(refused(fault));
+    file::prepare(path).map_err(hopeless)?;
     let failed = |attempt| move |error| trouble(attempt, path, error);
-    let mut connection = connection(path).map_err(failed("open"))?;
+    let mut connection = file::connect(path).map_err(failed("open"))?;
     pragmas(&connection).map_err(failed("configure"))?;
     migrate::migrate(&mut connection, STEPS).map_err(|refused| match refused {
         Refused::Newer { found, known } => {
@@ -141,12 +141,7 @@ fn attempt(path: &Path) -> Result<Connection, Trouble> {
         Refused::Sqlite(error) => failed("migrate")(error),
     })?;
     connection.execute_batch(PROBE).map_err(failed("examine"))?;
-    for suffix in COMPANIONS {
-        match private::enforce(&beside(path, suffix), private::FILE_MODE) {
-            Err(Fault::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            outcome => outcome.map_err(|fault| Trouble::Hopeless(refused(fault)))?,
-        }
-    }
+    file::enforce(path).map_err(hopeless)?;
     Ok(connection)
 }
 
@@ -159,18 +154,6 @@ fn trouble(attempt: &'static str, path: &Path, error: rusqlite::Error) -> Troubl
     let passing = error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure);
     let error = OpenError::Sqlite { attempt, path: path.to_owned(), source: error };
     if passing { Trouble::Passing(error) } else { Trouble::Hopeless(error) }
-}
-
-/// Makes the file private before SQLite knows it; its companions take its mode.
-fn prepare(path: &Path) -> Result<(), OpenError> {
-    let made = OpenOptions::new().write(true).create_new(true).mode(private::FILE_MODE).open(path);
-    match made {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            private::enforce(path, private::FILE_MODE).map_err(refused)
-        }
-        Err(source) => Err(OpenError::Io { attempt: "create", path: path.to_owned(), source }),
-    }
 }
 
 /// Renames the file, in place of one that was set aside before. The log of a file goes before the file: a death in
@@ -190,15 +173,7 @@ fn set_aside(path: &Path, why: &str) -> Result<(), OpenError> {
     Ok(())
 }
 
-fn connection(path: &Path) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS_CACHED_MAX);
-    Ok(connection)
-}
-
 fn pragmas(connection: &Connection) -> rusqlite::Result<()> {
-    connection.busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS))?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     connection.pragma_update(None, "wal_autocheckpoint", WAL_AUTOCHECKPOINT_PAGES)?;
@@ -206,12 +181,6 @@ fn pragmas(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "max_page_count", PAGES_MAX)?;
     connection.pragma_update(None, "trusted_schema", false)?;
     connection.pragma_update(None, "temp_store", "MEMORY")
-}
-
-fn beside(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
 }
 
 fn refused(fault: Fault) -> OpenError {
@@ -227,19 +196,13 @@ pub(super) const STEPS: &[&str] = &[include_str!("0001.sql"), include_str!("0002
 const PROBE: &str = "SELECT id FROM sessions LIMIT 1; SELECT id FROM streams LIMIT 1; SELECT stream FROM calls LIMIT 1;
     SELECT id FROM events LIMIT 1; SELECT id FROM questions LIMIT 1";
 const DAMAGED: &str = ".damaged";
-const WAL: &str = "-wal";
-const SHM: &str = "-shm";
-const COMPANIONS: [&str; 3] = ["", WAL, SHM];
 /// The most that the file takes: 512 MiB.
 pub const FILE_BYTES_MAX: u64 = 512 << 20;
 const PAGE_BYTES: u64 = 4096;
 const PAGES_MAX: i64 = (FILE_BYTES_MAX / PAGE_BYTES).cast_signed();
-/// How long another process may hold the write lock: a batch of the worker before or after this one.
-const BUSY_TIMEOUT_MS: u64 = 5000;
 /// 16 MiB of log between checkpoints.
 const WAL_AUTOCHECKPOINT_PAGES: u32 = 4000;
 const WAL_BYTES_KEPT_MAX: i64 = 64 << 20;
-const STATEMENTS_CACHED_MAX: usize = 64;
 /// How often a disk that fails to read is asked, and the pause between.
 const TRIES_MAX: u32 = 10;
 const TRY_PAUSE: Duration = Duration::from_millis(200);

@@ -1,41 +1,32 @@
 //! Opening the file: private, whole, of a known schema, and written with our keys.
 
 use std::cmp::Ordering;
-use std::fs::OpenOptions;
-use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
+use rusqlite::{Connection, ErrorCode, OptionalExtension};
 
 use crate::error::OpenError;
+use crate::file;
 use crate::keys::{Keyring, Purpose, Signature};
 use crate::migrate::{self, Refused, STEPS};
-use crate::private::{self, Fault};
+use crate::private::Fault;
 
 /// The connection that writes, of a ledger that has passed every check.
 pub(super) fn writer(path: &Path, ring: &Keyring) -> Result<Connection, OpenError> {
-    prepare(path)?;
-    let mut connection = connection(path)?;
+    file::prepare(path).map_err(refused)?;
     let attempt = |attempt| failed(attempt, path);
+    let mut connection = file::connect(path).map_err(attempt("open"))?;
     pragmas(&connection).map_err(attempt("configure"))?;
     migrate::migrate(&mut connection, STEPS).map_err(|refused| unusable(refused, path))?;
     examine(&connection, path)?;
     agree(&connection, path, ring)?;
-    for suffix in ["", "-wal", "-shm"] {
-        let mut name = path.as_os_str().to_owned();
-        name.push(suffix);
-        match private::enforce(Path::new(&name), private::FILE_MODE) {
-            Err(Fault::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            outcome => outcome.map_err(refused)?,
-        }
-    }
+    file::enforce(path).map_err(refused)?;
     Ok(connection)
 }
 
 /// A connection that only reads, of a ledger that [`writer`] has opened.
 pub(super) fn reader(path: &Path) -> Result<Connection, OpenError> {
-    let connection = connection(path)?;
+    let connection = file::connect(path).map_err(failed("open", path))?;
     let configured = pragmas(&connection).and_then(|()| connection.pragma_update(None, "query_only", true));
     configured.map_err(failed("configure", path))?;
     Ok(connection)
@@ -43,10 +34,7 @@ pub(super) fn reader(path: &Path) -> Result<Connection, OpenError> {
 
 /// Checks that the ledger is of the newest schema and belongs to `ring`, without changing anything.
 pub(crate) fn rehearse(path: &Path, ring: &Keyring) -> Result<(), OpenError> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags).map_err(failed("open", path))?;
-    let wait = std::time::Duration::from_millis(BUSY_TIMEOUT_MS);
-    connection.busy_timeout(wait).map_err(failed("configure", path))?;
+    let connection = file::look(path).map_err(failed("open", path))?;
     let (found, known) = migrate::versions(&connection).map_err(|refused| unusable(refused, path))?;
     match found.cmp(&known) {
         Ordering::Greater => return Err(OpenError::Newer { path: path.to_owned(), found, known }),
@@ -67,27 +55,7 @@ fn unusable(refused: Refused, path: &Path) -> OpenError {
     }
 }
 
-/// Makes the file private before SQLite knows it; its companions take its mode.
-fn prepare(path: &Path) -> Result<(), OpenError> {
-    let made = OpenOptions::new().write(true).create_new(true).mode(private::FILE_MODE).open(path);
-    match made {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            private::enforce(path, private::FILE_MODE).map_err(refused)
-        }
-        Err(source) => Err(OpenError::Io { attempt: "create", path: path.to_owned(), source }),
-    }
-}
-
-fn connection(path: &Path) -> Result<Connection, OpenError> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags).map_err(failed("open", path))?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS_CACHED_MAX);
-    Ok(connection)
-}
-
 fn pragmas(connection: &Connection) -> rusqlite::Result<()> {
-    connection.busy_timeout(std::time::Duration::from_millis(BUSY_TIMEOUT_MS))?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "wal_autocheckpoint", WAL_AUTOCHECKPOINT_PAGES)?;
@@ -175,8 +143,5 @@ const BOOT: &str = "boot";
 /// Where in the facts about the ledger its proof is.
 pub(super) const KEYS: &str = "keys";
 const LEDGER_PROOF: &[u8] = b"mainstay ledger";
-/// How long another process may hold the write lock: an old worker's last batch.
-const BUSY_TIMEOUT_MS: u64 = 5000;
 /// 16 MiB of log between checkpoints.
 const WAL_AUTOCHECKPOINT_PAGES: u32 = 4000;
-const STATEMENTS_CACHED_MAX: usize = 64;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rusqlite::{Connection, OptionalExtension, Params, Row};
+use rusqlite::{Connection, Params, Row};
 
 use crate::counters::Meters;
+use crate::file;
 use crate::keys::Keyring;
 
 /// What a thread works on.
@@ -19,12 +20,7 @@ impl Database {
     /// Executes `sql`. How many rows it changed.
     pub(super) fn execute(&self, sql: &str, params: impl Params) -> rusqlite::Result<usize> {
         self.counted();
-        #[cfg(test)]
-        crate::mishap::before(sql, &self.connection)?;
-        let changed = self.connection.prepare_cached(sql)?.execute(params)?;
-        #[cfg(test)]
-        crate::mishap::after(sql);
-        Ok(changed)
+        file::execute(&self.connection, sql, params)
     }
 
     /// The first row that `sql` gives.
@@ -35,7 +31,7 @@ impl Database {
         read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<Option<T>> {
         self.counted();
-        self.connection.prepare_cached(sql)?.query_row(params, read).optional()
+        file::first(&self.connection, sql, params, read)
     }
 
     /// What `read` makes of the rows that `sql` gives, of which it leaves out those it makes nothing of. At most
