@@ -67,7 +67,8 @@ impl ProcessIdentity {
         self.boot
     }
 
-    /// Whether exactly this process still runs. A zombie doesn't; an unreadable `/proc` counts as not running.
+    /// Whether exactly this process still runs, or some thread of it: until its last thread is gone, it may hold a lock. A
+    /// zombie without any doesn't; an unreadable `/proc` counts as not running.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         let Ok(Some(stat)) = Stat::read(self.pid) else {
@@ -214,6 +215,8 @@ pub(crate) fn raw_pid(pid: u32) -> Option<Pid> {
 /// What is used of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
+    /// Whether it has ended to its last thread, and nobody has asked how. A leader that has ended before its other threads
+    /// looks the same by its state alone.
     pub(crate) is_zombie: bool,
     pub(crate) parent: u32,
     pub(crate) group: u32,
@@ -239,8 +242,9 @@ impl Stat {
         let text = std::str::from_utf8(bytes.get(after_name..)?).ok()?;
         let fields: Vec<&str> = text.split_ascii_whitespace().collect();
         let state = *fields.first()?;
+        let threads: u64 = fields.get(17)?.parse().ok()?;
         Some(Self {
-            is_zombie: matches!(state, "Z" | "X" | "x"),
+            is_zombie: matches!(state, "Z" | "X" | "x") && threads <= 1,
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             started_ticks: fields.get(19)?.parse().ok()?,
@@ -255,7 +259,8 @@ fn is_gone(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -264,6 +269,10 @@ mod tests {
         let line = b"42 (a) b) (c\n) S 7 8 9 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 123456 9 9 9";
         let expected = Stat { is_zombie: false, parent: 7, group: 8, started_ticks: 123_456 };
         assert_eq!(Stat::parse(line), Some(expected));
+        let ended = b"42 (a) Z 7 8 9 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 123456 9 9 9";
+        assert_eq!(Stat::parse(ended), Some(Stat { is_zombie: true, ..expected }));
+        let led_on = b"42 (a) Z 7 8 9 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 2 0 123456 9 9 9";
+        assert_eq!(Stat::parse(led_on), Some(expected), "another thread lives");
     }
 
     #[test]
@@ -302,12 +311,36 @@ mod tests {
     fn a_zombie_is_not_alive_but_keeps_its_identity() {
         let mut child = Command::new("true").spawn().unwrap();
         let identity = ProcessIdentity::of(child.id()).unwrap().unwrap();
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let deadline = Instant::now() + BOUND;
         while identity.is_alive() {
-            assert!(std::time::Instant::now() < deadline, "the child did not end");
+            assert!(Instant::now() < deadline, "the child did not end");
             std::thread::yield_now();
         }
         assert_eq!(ProcessIdentity::of(child.id()).unwrap(), Some(identity));
         child.wait().unwrap();
     }
+
+    #[test]
+    fn c6_a_process_whose_leader_has_ended_is_alive_until_its_last_thread_is_gone() {
+        let mut child = Command::new("python3").args(["-c", LED_ON]).stdin(Stdio::piped()).spawn().unwrap();
+        let identity = ProcessIdentity::of(child.id()).unwrap().unwrap();
+        let deadline = Instant::now() + BOUND;
+        let state = || fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        while !state().contains(") Z ") {
+            assert!(identity.is_alive());
+            assert!(Instant::now() < deadline, "the leader did not end");
+            std::thread::yield_now();
+        }
+        assert!(identity.is_alive(), "a thread is left");
+        assert!(!Stat::read(child.id()).unwrap().unwrap().is_zombie);
+        signal(identity, Signal::KILL).unwrap();
+        child.wait().unwrap();
+        assert!(!identity.is_alive());
+    }
+
+    /// Ends its first thread, and goes on in another one until its input ends.
+    const LED_ON: &str = "import ctypes, os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0))).start()
+ctypes.CDLL(None).pthread_exit(None)";
+    const BOUND: Duration = Duration::from_secs(60);
 }
