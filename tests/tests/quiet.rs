@@ -277,3 +277,28 @@ const NOISE_BYTES: usize = 500_000;
 /// One more stream of 4 MiB that nobody reads, what is on its way, and what an allocator keeps: less than a third of the
 /// noise.
 const GROWTH_BYTES_MAX: u64 = 30 << 20;
+
+#[tokio::test]
+async fn s12_a_session_keeps_nothing_of_the_requests_that_opened_it() -> Result<()> {
+    const SESSIONS: u64 = 200;
+    const WARM: u64 = 50;
+    const PADDING_BYTES: usize = 64 << 10;
+    let stand = stand().await?;
+    let client = RawClient::new(&stand.gateway.url("h")?)?;
+    let mut opening = client.message(
+        "initialize",
+        json!({"protocolVersion": VERSION, "capabilities": {},
+        "clientInfo": {"name": "padded", "version": "1"}}),
+    );
+    opening["padding"] = json!("x".repeat(PADDING_BYTES));
+    let mut before = 0;
+    for opened in 0..SESSIONS + WARM {
+        if opened == WARM {
+            before = resident(&stand.gateway).await?;
+        }
+        assert_eq!(client.post(&opening).await?.status, 200);
+    }
+    let grown = resident(&stand.gateway).await?.saturating_sub(before);
+    assert!(grown < SESSIONS * PADDING_BYTES as u64 / 2, "{grown} bytes for {SESSIONS} sessions");
+    Ok(())
+}

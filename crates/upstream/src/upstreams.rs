@@ -250,14 +250,14 @@ impl Upstreams {
         calls
     }
 
-    /// `bytes`, or an equal text that another link keeps already. Sessions of one server differ little in what their
-    /// clients said and are told.
-    pub(crate) fn share(&self, bytes: &Bytes) -> Bytes {
+    /// `bytes` in memory of their own, or an equal text that another session keeps already: sessions of one server differ
+    /// little in what their clients said and are told. For what is kept as long as a session lives.
+    pub fn share(&self, bytes: &Bytes) -> Bytes {
         let mut texts = lock(&self.texts);
         if let Some(known) = texts.iter().find(|known| *known == bytes) {
             return known.clone();
         }
-        // A copy, since a slice would keep the whole message alive.
+        // A copy, since a slice would keep the whole buffer alive that it was read into.
         let text = Bytes::copy_from_slice(bytes);
         texts.push_back(text.clone());
         if texts.len() > TEXTS_SHARED_MAX {

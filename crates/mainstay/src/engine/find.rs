@@ -177,8 +177,9 @@ impl Engine {
     }
 
     /// Brings a stored session back into memory. Everything else about it comes back with its first use.
-    async fn wake(self: &Arc<Self>, record: SessionRecord) -> Result<Arc<Live>, Refused> {
+    async fn wake(self: &Arc<Self>, mut record: SessionRecord) -> Result<Arc<Live>, Refused> {
         let session_ref = record.key.session_ref();
+        record.initialize_params = self.upstreams.share(&record.initialize_params);
         let asked = self.asked();
         let session = match Session::restore(record, &asked) {
             Restoration::Resumed(session) => session,

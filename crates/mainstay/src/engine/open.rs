@@ -70,7 +70,7 @@ impl Engine {
         served: &Served,
         params: Bytes,
     ) -> Result<Welcome, Refused> {
-        let key = self.keyring.session_key(&id);
+        let (key, params) = (self.keyring.session_key(&id), self.upstreams.share(&params));
         let handshake = Handshake {
             key,
             params: params.clone(),

@@ -18,7 +18,7 @@ pub use mainstay_store::journal::{Source, Weight};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::engine::stream::log::{Log, Logged};
+use crate::engine::stream::log::{Log, Logged, own};
 pub use crate::engine::stream::message::Message;
 pub use crate::engine::stream::reader::{KEEP_ALIVE, RETRY_MS, Reader, STILL_HERE, announce, named};
 use crate::runtime::Clock;
@@ -67,7 +67,7 @@ impl Stream {
         Arc::new_cyclic(|me| Self {
             tag,
             id,
-            request,
+            request: request.map(own),
             log: Mutex::new(log),
             changed: Notify::new(),
             journal,
@@ -257,6 +257,7 @@ impl Stream {
                 return None;
             }
             let Message { bytes, weight, source, question } = message;
+            let bytes = own(bytes);
             let sequence = log.next_sequence;
             log.next_sequence += 1;
             log.bytes += bytes.len();

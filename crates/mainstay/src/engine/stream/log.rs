@@ -82,5 +82,14 @@ impl Log {
         self.events.back().is_none_or(|newest| newest.sequence <= self.sent_through)
     }
 }
+
+/// `bytes` in memory of their own if they are few: a slice keeps the whole buffer alive that it was read into, which no bound
+/// of a log would know of.
+pub(super) fn own(bytes: Bytes) -> Bytes {
+    if bytes.len() < OWN_BYTES_MAX { Bytes::copy_from_slice(&bytes) } else { bytes }
+}
+
+/// Beyond this a message is most of the buffer that it came in.
+const OWN_BYTES_MAX: usize = 16 << 10;
 pub(super) const LOG_EVENTS_MAX: usize = 1024;
 pub(super) const LOG_BYTES_MAX: usize = 4 << 20;

@@ -65,6 +65,14 @@ async fn s18_a_client_of_2024_11_05_is_told_its_endpoint_first_and_everything_is
     assert!(!stream.taken(2).await, "nothing was lost in silence");
 }
 
+#[test]
+fn r1_a_small_event_keeps_nothing_of_the_buffer_that_it_came_in() {
+    let stream = stream();
+    let buffer = Bytes::from(vec![b' '; 1 << 16]);
+    stream.push(Message::passing(buffer.slice(..100)));
+    assert!(buffer.is_unique());
+}
+
 #[tokio::test]
 async fn r1_the_log_is_bounded_and_never_drops_the_last_message() {
     let stream = stream();
