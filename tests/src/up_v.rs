@@ -137,6 +137,15 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
         ("tools/call", "echo") => whole(200, ECHOED.replace("ID", &id.to_string())),
         ("tools/call", "steps") => events(vec![progress(), ECHOED.replace("ID", &id.to_string())], None),
         ("tools/call", "slow") => events(vec![progress()], Some(open)),
+        ("tools/call" | "prompts/get", "ask" | "ask_elsewhere") if message["params"]["requestState"].is_null() => {
+            whole(200, ASKED.replace("ID", &id.to_string()))
+        }
+        ("tools/call", "ask_late") if message["params"]["requestState"].is_null() => {
+            events(vec![progress(), ASKED.replace("ID", &id.to_string())], None)
+        }
+        ("tools/call" | "prompts/get", "ask" | "ask_elsewhere" | "ask_late") => {
+            whole(200, ECHOED.replace("ID", &id.to_string()))
+        }
         ("tools/call", "silent") => {
             let _open = open;
             std::future::pending().await
@@ -185,5 +194,10 @@ fn acknowledged(id: &Value) -> String {
 
 const DISCOVERED: &str = r#"{"jsonrpc":"2.0","id":ID,"result":{"resultType":"complete","supportedVersions":["2026-07-28"],
  "capabilities":{"tools":{}},"ttlMs":7,"cacheScope":"private"}}"#;
+/// Asks for a name, with a state of its own and with what a program that reads and writes it anew would change.
+const ASKED: &str = concat!(
+    r#"{"id":ID, "result":{"inputRequests":{"k":{"method":"roots/list","params":{"n":1.0}}},"#,
+    r#""requestState":"r\u00e9\/1" ,"resultType":"input_required"},"jsonrpc":"2.0"}"#
+);
 /// With blanks, a number and members that a program that reads and writes it anew would change.
 const ECHOED: &str = r#"{ "result":{"resultType":"complete","content":[ ],"n":1.0,"n2":12345678901234567890123}, "id":ID,"jsonrpc":"2.0"}"#;

@@ -1,5 +1,8 @@
 //! Requests of modern clients (2026-07-28): no session, nothing to remember, and nothing to come back to.
 
+pub mod round;
+
+use bytes::Bytes;
 use mainstay_core::wire::modern::Era;
 use mainstay_upstream::{Failure, Forwarded, Server, Stateless};
 
@@ -51,6 +54,18 @@ impl Engine {
             () = self.closing() => return Err(cut_off(&served.server)),
         };
         forwarded.map_err(|failure| self.not_forwarded(served, &failure))
+    }
+
+    /// A server's `answer` for the client of `round`, its state sealed.
+    ///
+    /// # Errors
+    /// The state is too large, and the client is not to have the answer.
+    pub fn sealed(&self, served: &Served, round: Option<&round::Round>, answer: Bytes) -> Result<Bytes, Refused> {
+        let Some(round) = round else { return Ok(answer) };
+        round.sealed(&self.keyring, self.now(), answer).map_err(|fault| {
+            let (server, problem) = (served.server.name.clone(), fault.to_string().into());
+            self.not_forwarded(served, &Failure::Protocol { server, problem })
+        })
     }
 
     /// What `failure` is to the client of a stateless request.

@@ -157,7 +157,7 @@ async fn post(
         && front.engine.offers_modern(served).await
     {
         here(front)?;
-        return Ok(modern::answer(front, served, &head.headers, (only, &meta)).await);
+        return Ok(modern::answer(front, (&caller, served), &head.headers, (only, &meta)).await);
     }
     let Posted { messages, batched } = posted;
     if let [only] = messages.as_slice()

@@ -22,9 +22,10 @@ use tokio::time::Instant;
 
 use crate::engine::call::{Request, refusal_data};
 use crate::engine::modern::cut_off;
+use crate::engine::modern::round::Round;
 use crate::engine::stream::{KEEP_ALIVE, STILL_HERE};
 use crate::engine::tally::Counted;
-use crate::engine::{Refused, Served};
+use crate::engine::{Caller, Refused, Served};
 use crate::serve::Front;
 use crate::serve::mcp::Posted;
 use crate::serve::reply::{self, Answer, RETRY_AFTER_DEFAULT, SESSION_ID};
@@ -49,28 +50,47 @@ pub(super) fn recognise<'a>(posted: &'a Posted, headers: &HeaderMap) -> Option<(
 /// Answers a modern `request` to the server of `served`. Whatever is wrong with it is an answer, too.
 pub(super) async fn answer(
     front: &Arc<Front>,
-    served: &Served,
+    (caller, served): (&Caller, &Served),
     headers: &HeaderMap,
     (request, meta): (&Request, &Meta),
 ) -> Response<Answer> {
     let began = Instant::now();
-    let (response, outcome) = match checked(headers, request, meta) {
+    let round = Round::of(caller, served, request);
+    let checked = checked(headers, request, meta).and_then(|stateless| opened(front, round.as_ref(), stateless));
+    let (response, outcome) = match checked {
         Err(fault) => (fault.response(&request.id()), Some(Code::RequestInvalid)),
-        Ok(stateless) => {
-            let counted = served.stateless.enter();
-            match front.engine.forward(served, &stateless).await {
-                Ok(Forwarded::Accepted) => (reply::empty(StatusCode::ACCEPTED), None),
-                Ok(Forwarded::Whole(status, message)) => (whole(status, message), None),
-                Ok(Forwarded::Events(relay)) => {
-                    let relaying = Relaying::new(front, served, (request, relay), counted);
-                    (reply::streaming(relaying.chunks()), None)
-                }
-                Err(refused) => (failure(&refused, &request.id()), Some(refused.code)),
-            }
-        }
+        Ok(stateless) => match passed_on(front, served, (request, round), &stateless).await {
+            Ok(response) => (response, None),
+            Err(refused) => (failure(&refused, &request.id()), Some(refused.code)),
+        },
     };
     front.engine.metrics.call(&served.server.name, request.method, began.elapsed(), outcome);
     response
+}
+
+/// The request with the state in it that its server gave out.
+fn opened(front: &Front, round: Option<&Round>, stateless: Stateless) -> Result<Stateless, Fault> {
+    let Some(round) = round else { return Ok(stateless) };
+    let opened = round.opened(&front.engine.keyring, front.engine.now());
+    let message = opened.map_err(|fault| Fault::bad(modern::INVALID_PARAMS, fault.to_string()))?;
+    Ok(Stateless { message, ..stateless })
+}
+
+/// What the server of `served` says to the request that `stateless` was made of.
+async fn passed_on(
+    front: &Arc<Front>,
+    served: &Served,
+    (request, round): (&Request, Option<Round>),
+    stateless: &Stateless,
+) -> Result<Response<Answer>, Refused> {
+    let counted = served.stateless.enter();
+    Ok(match front.engine.forward(served, stateless).await? {
+        Forwarded::Accepted => reply::empty(StatusCode::ACCEPTED),
+        Forwarded::Whole(status, message) => whole(status, front.engine.sealed(served, round.as_ref(), message)?),
+        Forwarded::Events(relay) => {
+            reply::streaming(Relaying::new(front, served, (request, round, relay), counted).chunks())
+        }
+    })
 }
 
 /// What is wrong with a request, in the words of the revision.
@@ -170,6 +190,7 @@ struct Relaying {
     server: String,
     id: Bytes,
     listens: bool,
+    round: Option<Round>,
     relay: Relay,
     end: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// None for a stream that a client listens to: nobody waits for that.
@@ -177,7 +198,12 @@ struct Relaying {
 }
 
 impl Relaying {
-    fn new(front: &Arc<Front>, served: &Served, (request, relay): (&Request, Relay), counted: Counted) -> Self {
+    fn new(
+        front: &Arc<Front>,
+        served: &Served,
+        (request, round, relay): (&Request, Option<Round>, Relay),
+        counted: Counted,
+    ) -> Self {
         let listens = request.envelope.method_name(&request.message).is_some_and(|method| method == LISTEN);
         let engine = Arc::clone(&front.engine);
         let end = Box::pin(async move { if listens { engine.stopped().await } else { engine.closing().await } });
@@ -186,6 +212,7 @@ impl Relaying {
             server: served.server.name.as_str().to_owned(),
             id: request.id(),
             listens,
+            round,
             relay,
             end,
             _counted: (!listens).then_some(counted),
@@ -210,7 +237,7 @@ impl Relaying {
         };
         match relayed {
             Ok(Relayed::Notification(message)) => Some((event(&message), true)),
-            Ok(Relayed::Answer(message)) => Some((event(&message), false)),
+            Ok(Relayed::Answer(message)) => Some((event(&self.sealed(message)), false)),
             // Who listens comes back by itself, and is told of nothing that it could do otherwise.
             Err(_) if self.listens => None,
             Err(failure) => {
@@ -220,6 +247,13 @@ impl Relaying {
                 Some((event(&failure_message(&refused, &self.id)), false))
             }
         }
+    }
+
+    /// The answer for the client, or why it must not have it.
+    fn sealed(&self, message: Bytes) -> Bytes {
+        let engine = &self.front.engine;
+        let sealed = engine.served(&self.server).and_then(|served| engine.sealed(served, self.round.as_ref(), message));
+        sealed.unwrap_or_else(|refused| failure_message(&refused, &self.id))
     }
 
     /// What is said when the gateway ends the stream: one that is listened to ends in order.
