@@ -1,8 +1,8 @@
-//! Questions of servers to clients over the deaths of workers: each reaches its client, is answered once, and its answer
+//! Questions of servers to clients over deaths of workers and handovers: each reaches its client, is answered once, and its answer
 //! gets to the server (R6).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Exchange, Gateway, RawClient, UpH, UpS, wait_until};
+use mainstay_tests::{Exchange, Gateway, Proc, RawClient, UpH, UpL, UpM, UpS, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader};
@@ -33,9 +33,46 @@ impl Stand {
     }
 
     async fn ask(&self) -> Result<Exchange> {
-        let params = json!({"name": "ask", "arguments": {"message": "sure?"}});
-        self.client.post(&self.client.message("tools/call", params)).await
+        ask(&self.client).await
     }
+}
+
+/// A call in which the server asks its client for a form.
+async fn ask(client: &RawClient) -> Result<Exchange> {
+    let params = json!({"name": "ask", "arguments": {"message": "sure?", "timeout_ms": 600_000}});
+    client.post(&client.message("tools/call", params)).await
+}
+
+/// A client that can be asked, and whose requests find whichever worker is in charge.
+async fn asked(gateway: &Gateway, server: &str) -> Result<RawClient> {
+    let client = RawClient::new(&gateway.url(server)?)?.with_capabilities(json!({"elicitation": {}}));
+    let mut client = client.with_fresh_connections()?;
+    client.establish(VERSION).await?;
+    Ok(client)
+}
+
+/// Gives way to another worker. The one that was in charge until then.
+async fn hand_over(gateway: &mut Gateway, config: &str) -> Result<Proc> {
+    let leaver = Proc::of(gateway.worker().await?.pid).context("the worker in charge")?;
+    gateway.rewrite_config(config)?;
+    let output = gateway.cli(&["reload"]).await?;
+    ensure!(output.status.success(), "{output:?}\n{}", gateway.log());
+    Ok(leaver)
+}
+
+/// `config` with another grace.
+fn changed(config: &str, seconds: usize) -> String {
+    format!("{config}[session]\ndrain_grace = \"{}s\"\n", 10 + seconds)
+}
+
+async fn is_gone(leaver: Proc) -> Result<()> {
+    wait_until("the former worker to be gone", BOUND, async || !leaver.is_alive()).await
+}
+
+/// How often an HTTP server was sent an answer.
+async fn answers(up: &UpH) -> Result<usize> {
+    let posts = up.requests("POST").await?;
+    Ok(posts.iter().filter(|post| post["body"]["result"]["action"] == "accept").count())
 }
 
 fn yes() -> Value {
@@ -173,6 +210,97 @@ async fn r6_an_answer_counts_although_its_client_hangs_up_before_it_is_confirmed
     drop(locked);
     let answer = next(&mut asking, |message| message.get("result").is_some()).await?;
     assert!(answer.to_string().contains("forty-two"), "{answer}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn r6_an_answer_that_the_successor_is_given_reaches_a_server_that_only_the_former_worker_can_reach() -> Result<()>
+{
+    let (up_l, up_m) = (UpL::start().await?, UpM::start().await?);
+    let config = format!("{}{}", up_l.toml("l"), up_m.toml("m"));
+    let mut gateway = Gateway::start(&config, &[]).await?;
+    for (round, comes_back) in [false, true].into_iter().enumerate() {
+        for (place, server) in ["l", "m"].into_iter().enumerate() {
+            let client = asked(&gateway, server).await?;
+            let mut asking = ask(&client).await?;
+            let primed = asking.next_event(BOUND).await?.context("primed")?.id.context("an id")?;
+            let question = next(&mut asking, is_question).await?;
+            let leaver = hand_over(&mut gateway, &changed(&config, 2 * round + place)).await?;
+            if comes_back {
+                asking = client.get_stream(Some(&primed)).await?;
+                assert_eq!(next(&mut asking, is_question).await?, question, "R2: what came after it");
+            }
+            for _ in 0..2 {
+                assert_eq!(client.respond(&question["id"], yes()).await?, 202);
+            }
+            let answer = next(&mut asking, |message| message.get("result").is_some()).await?;
+            assert!(answer.to_string().contains("forty-two"), "{server}, {comes_back}: {answer}");
+            drop(asking);
+            is_gone(leaver).await?;
+        }
+    }
+    assert_eq!((answers(&up_l).await?, up_l.executions("ask").await?), (2, 2), "each once");
+    assert_eq!(up_m.count("tools/call"), 4, "each asks in one round and answers in another");
+    Ok(())
+}
+
+#[tokio::test]
+async fn r6_the_former_worker_forwards_an_answer_although_the_successor_that_took_it_is_killed() -> Result<()> {
+    let up_l = UpL::start().await?;
+    let config = up_l.toml("l");
+    let mut gateway = Gateway::start(&config, &[]).await?;
+    let client = asked(&gateway, "l").await?;
+    let mut asking = ask(&client).await?;
+    let question = next(&mut asking, is_question).await?;
+    let leaver = hand_over(&mut gateway, &changed(&config, 0)).await?;
+    // It sees nothing of what the successor takes before that is dead.
+    assert!(leaver.signal(Signal::STOP));
+    assert_eq!(client.respond(&question["id"], yes()).await?, 202);
+    gateway.kill_worker().await?;
+    assert!(leaver.signal(Signal::CONT));
+    let answer = next(&mut asking, |message| message.get("result").is_some()).await?;
+    assert!(answer.to_string().contains("forty-two"), "{answer}");
+    drop(asking);
+    is_gone(leaver).await?;
+    assert_eq!((answers(&up_l).await?, up_l.executions("ask").await?), (1, 1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn r6_the_successor_forwards_what_it_has_left_to_the_former_worker_once_that_is_killed() -> Result<()> {
+    let up = UpH::start().await?;
+    up.answer("sse-with-ids").await?;
+    let config = up.toml("h");
+    let mut gateway = Gateway::start(&config, &[]).await?;
+    let client = asked(&gateway, "h").await?;
+    let mut asking = ask(&client).await?;
+    let question = next(&mut asking, is_question).await?;
+    let leaver = hand_over(&mut gateway, &changed(&config, 0)).await?;
+    assert!(leaver.signal(Signal::STOP));
+    assert_eq!(client.respond(&question["id"], yes()).await?, 202);
+    assert!(leaver.kill());
+    let outcome = client.follow(asking).await?;
+    assert!(outcome.result()?.to_string().contains("forty-two"), "{outcome:?}\n{}", gateway.log());
+    assert_eq!((answers(&up).await?, up.executions("ask").await?), (1, 1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn r6_an_answer_that_the_former_worker_is_about_to_deliver_is_not_sent_by_its_successor() -> Result<()> {
+    let up = UpH::start().await?;
+    let config = up.toml("h");
+    let mut gateway = Gateway::start(&config, &[]).await?;
+    let client = asked(&gateway, "h").await?;
+    let mut asking = ask(&client).await?;
+    let question = next(&mut asking, is_question).await?;
+    // What has no method is an answer: the server takes its time for the first one.
+    up.gap(json!({"kind": "delay", "method": "", "ms": 6000})).await?;
+    assert_eq!(client.respond(&question["id"], yes()).await?, 202);
+    let leaver = hand_over(&mut gateway, &changed(&config, 0)).await?;
+    let outcome = asking.finish(BOUND).await?;
+    assert!(outcome.result()?.to_string().contains("forty-two"), "{outcome:?}");
+    is_gone(leaver).await?;
+    assert_eq!((answers(&up).await?, up.executions("ask").await?), (1, 1));
     Ok(())
 }
 

@@ -52,6 +52,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::engine::census::Census;
 use crate::engine::leavers::Leavers;
 use crate::engine::live::{Latch, Live};
+use crate::engine::questions::Forwarding;
 use crate::engine::stream::Journaled;
 use crate::engine::tally::Tally;
 use crate::runtime::Clock;
@@ -119,6 +120,8 @@ pub struct Engine {
     pub(crate) outstaying: Tally,
     /// Earlier workers that stay for calls.
     pub(crate) leavers: Leavers,
+    /// Clients' answers on their way to servers.
+    pub(crate) forwarding: Forwarding,
     pub(crate) metrics: Metrics,
     key_folder: Option<PathBuf>,
     state_dir: PathBuf,
@@ -246,6 +249,7 @@ impl Engine {
             openings: Tally::default(),
             outstaying: Tally::default(),
             leavers: parts.leavers,
+            forwarding: Forwarding::default(),
             metrics: parts.metrics,
             key_folder: parts.key_folder,
             state_dir: parts.state_dir,

@@ -119,12 +119,12 @@ async fn hand_over(engine: &Arc<Engine>, front: &Front, orders: &mut mpsc::Recei
         tracing::warn!("requests that nobody else can answer are left behind by the handover");
     }
     // The next worker is to find it, so it comes before the last word.
-    let stays = front.exchanges.count() > 0 || engine.http_calls() > 0;
+    let stays = front.exchanges.count() > 0 || engine.outlasts();
     let _presence = stays.then(|| engine.leavers.declare(engine.epoch)).flatten();
     let mut recorded = engine.leave_ledger().await;
     engine.custody.handed_over().await;
     tracing::info!(calls = engine.http_calls(), "handed over");
-    let over = || front.open.count() == 0 && engine.http_calls() == 0;
+    let over = || front.open.count() == 0 && !engine.outlasts();
     let order = tokio::select! {
         _ = engine.until(STAY_MAX, over) => None,
         order = orders.recv() => order,

@@ -29,6 +29,7 @@ mod writer;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -242,24 +243,33 @@ impl Journal {
         self.act(move |writer| writer.transact(|database| database.forwarded(session, asked))).await?
     }
 
-    /// The answers that workers before the one whose epoch is `before` had taken, and may not have forwarded; at most
-    /// `limit`.
+    /// The answers that workers of these epochs are to forward, or were, and may not have forwarded; at most `limit`.
     ///
     /// # Errors
     ///
     /// As [`replay`](Self::replay).
-    pub async fn unforwarded(&self, before: u64, limit: usize) -> Result<Vec<Unforwarded>, Failure> {
-        self.read(move |database| database.unforwarded(before, limit)).await
+    pub async fn unforwarded(&self, by: Range<u64>, limit: usize) -> Result<Vec<Unforwarded>, Failure> {
+        self.read(move |database| database.unforwarded(by, limit)).await
     }
 
-    /// Takes over, for the worker whose epoch is `by`, to forward the answer to `asked`. `false` if there is nothing to
-    /// forward any more, or a later worker does it.
+    /// Takes over, for the worker whose epoch is `by`, to forward the answer to `asked`, unless that is its own to do
+    /// already. `false` if there is nothing to forward any more, or a later worker does it.
     ///
     /// # Errors
     ///
     /// A [`Failure`]; it is whose it was then.
     pub async fn forward(&self, session: SessionKey, asked: StreamId, by: u64) -> Result<bool, Failure> {
         self.act(move |writer| writer.transact(|database| database.forward(session, asked, by))).await?
+    }
+
+    /// Gives back the answer to `asked`, which the worker whose epoch is `by` was to forward and can't: it is anybody's
+    /// then. Does nothing if it is not that worker's any more.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`]; it is whose it was then.
+    pub async fn give_back(&self, session: SessionKey, asked: StreamId, by: u64) -> Result<(), Failure> {
+        self.act(move |writer| writer.transact(|database| database.give_back(session, asked, by))).await?
     }
 
     /// Removes everything of `session`, in slices, so that no other session waits for long. For one that has ended.

@@ -135,6 +135,11 @@ impl Engine {
         of_sessions + self.stateless_calls()
     }
 
+    /// Whether something runs that only this worker can bring to its end.
+    pub(crate) fn outlasts(&self) -> bool {
+        self.http_calls() > 0 || self.forwarding.to_http() > 0
+    }
+
     /// How many requests wait for the answer of an HTTP server: those stay with this worker.
     pub(crate) fn outstaying(&self) -> usize {
         self.outstaying.count()

@@ -4,18 +4,20 @@
 //! an error in its place at the deadline. An answer is on record before it is forwarded, and until then: whoever comes
 //! after a worker that died in between forwards it, to the instance that asked and no other.
 
+mod forwarding;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mainstay_core::call::{RoutedId, StreamId};
+use mainstay_core::call::RoutedId;
 use mainstay_core::code::Code;
-use mainstay_core::time::Timestamp;
 use mainstay_core::wire::envelope::{Envelope, error_message, splice};
-use mainstay_store::journal::{Answer, Answered, Asked, Question, Unforwarded};
+use mainstay_store::journal::{Answer, Answered, Asked, Question};
 
+pub(crate) use self::forwarding::Forwarding;
 use crate::engine::Engine;
-use crate::engine::listen::{SHORTLY, forward, shortly};
+use crate::engine::listen::{forward, shortly};
 use crate::engine::live::Live;
 use crate::engine::stream::{Message, RETRY_MS};
 use crate::runtime::spawn;
@@ -87,63 +89,7 @@ impl Engine {
         let answer = splice(message, &[(span, &original)]).into();
         let (engine, live) = (Arc::clone(self), Arc::clone(live));
         // From here on nobody else has it: it must not go with the connection that it came by.
-        let taking = spawn(async move { engine.take_answer(&live, (id.stream, asked_at), answer).await });
-        let _taken = taking.await;
-    }
-
-    /// Puts an answer on record, and forwards it if it is the first.
-    async fn take_answer(self: &Arc<Self>, live: &Arc<Live>, asked: (StreamId, Timestamp), answer: Bytes) {
-        let record = Answer { message: answer.clone(), by: self.epoch.counter, at: self.now() };
-        let noting = self.journal.answered(live.key, asked.0, record);
-        let is_first = match tokio::time::timeout(SHORTLY, noting).await {
-            Ok(Ok(Answered::First)) => true,
-            Ok(Ok(Answered::Again)) => false,
-            // Where the journal does not know, this worker's memory decides.
-            Ok(Ok(Answered::Unasked) | Err(_)) | Err(_) => live.answered_before(asked.0),
-        };
-        if is_first {
-            self.forward_answer(live, asked, answer).await;
-        }
-    }
-
-    /// Passes an answer on to the instance that asked, and notes that it did.
-    async fn forward_answer(self: &Arc<Self>, live: &Arc<Live>, asked: (StreamId, Timestamp), answer: Bytes) {
-        let (engine, live) = (Arc::clone(self), Arc::clone(live));
-        shortly(async move {
-            if let Err(failure) = live.link.answer(asked, answer).await {
-                tracing::debug!(session = %live.key.session_ref(), failure = %failure, "an answer did not reach the server");
-                // A child is the next worker's once this one has left, and so is the answer.
-                if engine.has_left() && !live.server.is_http() {
-                    return;
-                }
-            }
-            match engine.journal.forwarded(live.key, asked.0).await {
-                Ok(()) => live.link.settle_answer(asked.0),
-                Err(error) => {
-                    tracing::debug!(session = %live.key.session_ref(), error = %error, "it can't be noted that an answer was forwarded");
-                }
-            }
-        })
-        .await;
-    }
-
-    /// Forwards what workers before this one had taken of answers and may not have forwarded.
-    pub(crate) async fn forward_left(self: &Arc<Self>) {
-        let left = match self.journal.unforwarded(self.epoch.counter, QUESTIONS_PASS_MAX).await {
-            Ok(left) => left,
-            Err(error) => return tracing::warn!(error = %error, "answers that are to be forwarded can't be read"),
-        };
-        for Unforwarded { session, question, message } in left {
-            let Ok(live) = self.load(session).await else { continue };
-            let taking_over = self.journal.forward(session, question.asked, self.epoch.counter);
-            if matches!(taking_over.await, Ok(true)) {
-                let engine = Arc::clone(self);
-                // Beside the others: a server that hangs must not hold them up.
-                spawn(async move {
-                    engine.forward_answer(&live, (question.asked, question.asked_at), message).await;
-                });
-            }
-        }
+        shortly(async move { engine.take_answer(&live, (id.stream, asked_at), answer).await }).await;
     }
 
     /// Answers the questions of earlier workers whose time is over with an error in the client's place. A child's question
@@ -158,14 +104,23 @@ impl Engine {
                 continue;
             }
             let Ok(live) = self.load(session).await else { continue };
-            let message = declined(&question.original, UNANSWERED);
-            let answer = Answer { message: message.clone(), by: self.epoch.counter, at: self.now() };
-            let Ok(Answered::First) = self.journal.answered(session, question.asked, answer).await else { continue };
-            if live.server.is_http() || live.link.has_running_calls() {
-                self.forward_answer(&live, (question.asked, question.asked_at), message).await;
-            } else if let Err(error) = self.journal.forwarded(session, question.asked).await {
-                tracing::debug!(session = %session.session_ref(), error = %error, "a question can't be closed");
-            }
+            self.decline(&live, &question).await;
+        }
+    }
+
+    async fn decline(self: &Arc<Self>, live: &Arc<Live>, question: &Question) {
+        // A worker that asked and lives knows itself when that is due.
+        if self.asker_that_leaves(live, question.asked).is_some() {
+            return;
+        }
+        let Some(in_hand) = self.take_in_hand(live, question.asked) else { return };
+        let message = declined(&question.original, UNANSWERED);
+        let answer = Answer { message: message.clone(), by: self.epoch.counter, at: self.now() };
+        let Ok(Answered::First) = self.journal.answered(live.key, question.asked, answer).await else { return };
+        if live.server.is_http() || live.link.has_running_calls() {
+            self.forward_answer(in_hand, live, (question.asked, question.asked_at), message).await;
+        } else if let Err(error) = self.journal.forwarded(live.key, question.asked).await {
+            tracing::debug!(session = %live.key.session_ref(), error = %error, "a question can't be closed");
         }
     }
 }

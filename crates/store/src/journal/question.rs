@@ -80,6 +80,8 @@ pub struct Unforwarded {
     pub session: SessionKey,
     /// What was asked.
     pub question: Question,
+    /// The epoch of the worker that is to forward it, or was; 0 if that is anybody.
+    pub by: u64,
     /// What the server is to be sent.
     pub message: Bytes,
 }

@@ -1,5 +1,7 @@
 //! The rows of questions: open, answered, and with their answers on the way (R6).
 
+use std::ops::Range;
+
 use mainstay_core::call::StreamId;
 use mainstay_core::id::SessionKey;
 use mainstay_core::time::Timestamp;
@@ -76,16 +78,23 @@ impl Database {
         Ok(self.execute(FORWARD, values)? > 0)
     }
 
+    /// See [`Journal::give_back`](super::Journal::give_back).
+    pub(super) fn give_back(&self, session: SessionKey, asked: StreamId, by: u64) -> rusqlite::Result<()> {
+        let values = params![session.as_bytes(), wide(asked.epoch), wide(asked.number), wide(by)];
+        self.execute(GIVE_BACK, values).map(|_| ())
+    }
+
     /// See [`Journal::unforwarded`](super::Journal::unforwarded).
-    pub(super) fn unforwarded(&self, before: u64, limit: usize) -> rusqlite::Result<Vec<Unforwarded>> {
+    pub(super) fn unforwarded(&self, by: Range<u64>, limit: usize) -> rusqlite::Result<Vec<Unforwarded>> {
         let mut found = Vec::new();
         if limit == 0 {
             return Ok(found);
         }
-        self.each(UNFORWARDED, [wide(before)], |row| {
+        self.each(UNFORWARDED, [wide(by.start), wide(by.end)], |row| {
             let answer = self.asked_row(row).and_then(|Asked { session, question, .. }| {
                 let message = self.opened(row, 7, Purpose::Answer, &stream_key(session, question.asked))?;
-                Some(Unforwarded { session, question, message: message.into() })
+                let by = narrow(row.get(9).ok()?);
+                Some(Unforwarded { session, question, by, message: message.into() })
             });
             if answer.is_none() {
                 self.refused("answer");
@@ -104,16 +113,20 @@ const OF_SESSION: &str = "SELECT n.session, q.epoch, q.number, q.deadline, q.ans
     FROM sessions n JOIN questions q ON q.session = n.id
     WHERE n.session = ?1 ORDER BY q.deadline DESC";
 pub(super) const UNFORWARDED: &str =
-    "SELECT n.session, q.epoch, q.number, q.deadline, q.answered_at, q.key_id, q.sealed, q.answer_key_id, q.answer
+    "SELECT n.session, q.epoch, q.number, q.deadline, q.answered_at, q.key_id, q.sealed, q.answer_key_id, q.answer,
+        q.answered_by
     FROM questions q JOIN sessions n ON n.id = q.session
-    WHERE q.answer IS NOT NULL AND q.answered_by < ?1 ORDER BY q.answered_by";
+    WHERE q.answer IS NOT NULL AND q.answered_by >= ?1 AND q.answered_by < ?2 ORDER BY q.answered_by";
 pub(super) const ANSWER: &str =
     "UPDATE questions SET answered_at = ?4, answered_by = ?5, answer_key_id = ?6, answer = ?7
     WHERE session = (SELECT id FROM sessions WHERE session = ?1) AND epoch = ?2 AND number = ?3
     AND answered_at IS NULL";
 const FORWARD: &str = "UPDATE questions SET answered_by = ?4
     WHERE session = (SELECT id FROM sessions WHERE session = ?1) AND epoch = ?2 AND number = ?3
-    AND answer IS NOT NULL AND answered_by < ?4";
+    AND answer IS NOT NULL AND answered_by <= ?4";
+const GIVE_BACK: &str = "UPDATE questions SET answered_by = 0
+    WHERE session = (SELECT id FROM sessions WHERE session = ?1) AND epoch = ?2 AND number = ?3
+    AND answer IS NOT NULL AND answered_by = ?4";
 const FORWARDED: &str = "UPDATE questions SET answer_key_id = NULL, answer = NULL
     WHERE session = (SELECT id FROM sessions WHERE session = ?1) AND epoch = ?2 AND number = ?3
     AND answer IS NOT NULL";

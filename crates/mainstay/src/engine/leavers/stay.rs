@@ -62,6 +62,7 @@ impl Engine {
                 self.heed(&live).await;
             }
             self.end_recorded(recorded);
+            self.forward_own().await;
         }
     }
 

@@ -94,9 +94,9 @@ async fn r6_a_file_of_the_oldest_version_is_brought_up_to_date_with_all_that_is_
     assert_eq!(journal.counters().set_aside, 0);
     assert_eq!(kept(&journal, 1).await, [7, 8]);
     assert_eq!(journal.answered(key(1), stream(7), answer(2)).await.unwrap(), Answered::Again);
-    assert!(journal.unforwarded(9, 9).await.unwrap().is_empty(), "what was answered then was forwarded then");
+    assert!(journal.unforwarded(0..9, 9).await.unwrap().is_empty(), "what was answered then was forwarded then");
     assert_eq!(journal.answered(key(1), stream(8), answer(2)).await.unwrap(), Answered::First);
-    assert_eq!(journal.unforwarded(9, 9).await.unwrap().len(), 1);
+    assert_eq!(journal.unforwarded(0..9, 9).await.unwrap().len(), 1);
 }
 
 #[tokio::test]

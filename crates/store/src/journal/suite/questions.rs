@@ -104,21 +104,28 @@ async fn r6_an_answer_is_kept_until_it_is_forwarded_and_forwarded_by_one_worker(
             let later = Answer { message: Bytes::from_static(b"another"), ..answer(6) };
             journal.answered(key(1), stream(number), later).await.unwrap();
         }
-        assert!(journal.unforwarded(3, 9).await.unwrap().is_empty(), "the worker that took them is at it");
-        let expected = |number| Unforwarded { session: key(1), question: question(number), message: answer(5).message };
-        assert!(journal.unforwarded(4, 9).await.unwrap() == [7, 8].map(expected));
-        assert!(journal.unforwarded(4, 1).await.unwrap() == [expected(7)]);
+        assert!(journal.unforwarded(0..3, 9).await.unwrap().is_empty(), "the worker that took them is at it");
+        let expected =
+            |number, by| Unforwarded { session: key(1), question: question(number), by, message: answer(5).message };
+        assert!(journal.unforwarded(0..4, 9).await.unwrap() == [7, 8].map(|number| expected(number, 3)));
+        assert!(journal.unforwarded(3..4, 1).await.unwrap() == [expected(7, 3)]);
+        assert!(journal.forward(key(1), stream(7), 3).await.unwrap(), "its own");
         assert!(journal.forward(key(1), stream(7), 4).await.unwrap());
-        assert!(!journal.forward(key(1), stream(7), 4).await.unwrap(), "once a worker");
+        assert!(!journal.forward(key(1), stream(7), 3).await.unwrap(), "a later worker does it");
         assert!(!journal.forward(key(1), stream(9), 4).await.unwrap(), "it is not answered");
-        assert!(journal.unforwarded(4, 9).await.unwrap() == [expected(8)]);
+        assert!(journal.unforwarded(0..4, 9).await.unwrap() == [expected(8, 3)]);
+        assert!(journal.unforwarded(4..5, 9).await.unwrap() == [expected(7, 4)]);
         journal.forwarded(key(1), stream(7)).await.unwrap();
         journal.forwarded(key(1), stream(7)).await.unwrap();
         assert!(!journal.forward(key(1), stream(7), 5).await.unwrap());
-        assert!(journal.unforwarded(9, 9).await.unwrap() == [expected(8)]);
+        assert!(journal.unforwarded(0..9, 9).await.unwrap() == [expected(8, 3)]);
+        journal.give_back(key(1), stream(8), 4).await.unwrap();
+        assert!(journal.unforwarded(3..4, 9).await.unwrap() == [expected(8, 3)], "it was not that worker's");
+        journal.give_back(key(1), stream(8), 3).await.unwrap();
+        assert!(journal.unforwarded(0..1, 9).await.unwrap() == [expected(8, 0)], "it is anybody's");
         assert_eq!(journal.answered(key(1), stream(7), answer(9)).await.unwrap(), Answered::Again);
         tamper(&journal, "UPDATE questions SET answer = zeroblob(length(answer)) WHERE number = 8").await;
-        assert!(journal.unforwarded(9, 9).await.unwrap().is_empty());
+        assert!(journal.unforwarded(0..9, 9).await.unwrap().is_empty());
         assert_eq!(journal.counters().rows_refused, 1);
     })
     .await;
@@ -131,7 +138,7 @@ async fn r6_an_answer_that_is_too_large_is_noted_and_not_kept() {
         let large = Answer { message: vec![b'x'; crate::journal::MESSAGE_BYTES_MAX + 1].into(), ..answer(5) };
         assert_eq!(journal.answered(key(1), stream(7), large).await.unwrap(), Answered::First);
         assert_eq!(journal.answered(key(1), stream(7), answer(6)).await.unwrap(), Answered::Again);
-        assert!(journal.unforwarded(9, 9).await.unwrap().is_empty());
+        assert!(journal.unforwarded(0..9, 9).await.unwrap().is_empty());
     })
     .await;
 }
