@@ -39,6 +39,19 @@ async fn send(url: &str, method: &str, params: Value) -> Result<Response> {
     within("an answer's head", BOUND, async { Ok(request.send().await?) }).await
 }
 
+/// Sends it until there is room for it: what has been closed may be counted for a moment still.
+async fn admitted(url: &str, method: &str, params: &Value) -> Result<Response> {
+    within("room", BOUND, async {
+        loop {
+            let response = send(url, method, params.clone()).await?;
+            if response.status() != 429 {
+                return Ok(response);
+            }
+        }
+    })
+    .await
+}
+
 async fn refused(response: Response) -> Result<(u16, Value)> {
     let status = response.status().as_u16();
     let body: Value = serde_json::from_slice(&response.bytes().await?)?;
@@ -215,6 +228,37 @@ async fn e2_a_server_that_is_down_is_told_as_503_in_the_words_of_the_gateway() -
     assert_eq!((status, &error["code"]), (503, &json!(-31000)));
     assert_eq!((&error["data"]["mainstay"], &error["data"]["server"]), (&json!("server_unreachable"), &json!("m")));
     Ok(())
+}
+
+#[tokio::test]
+async fn s12_requests_and_streams_of_a_principal_have_caps_that_free_up_when_the_client_hangs_up() -> Result<()> {
+    let limits = "[limits]\nstateless_requests_per_principal = 2\nlistens_per_principal = 1\n";
+    let (server, _gateway, url) = stand(&format!("era = \"modern\"\n{limits}")).await?;
+    let (call, listen) = (json!({"name": "slow"}), json!({"notifications": {}}));
+    let streaming = send(&url, "tools/call", call.clone()).await?;
+    let waiting = tokio::spawn(request(&url, "tools/call", &json!({"name": "silent"}))?.send());
+    let listening = send(&url, "subscriptions/listen", listen.clone()).await?;
+    wait_until("all to be at the server", BOUND, async || server.open() == 3).await?;
+    for (method, params, limit) in [
+        ("tools/call", &call, "limits.stateless_requests_per_principal"),
+        ("subscriptions/listen", &listen, "limits.listens_per_principal"),
+    ] {
+        let response = send(&url, method, params.clone()).await?;
+        assert!(response.headers().contains_key("retry-after"), "{response:?}");
+        let (status, error) = refused(response).await?;
+        assert_eq!((status, &error["code"], &error["data"]["limit"]), (429, &json!(-31000), &json!(limit)));
+        assert_eq!(error["data"]["mainstay"], "limit_reached");
+    }
+    let other = request(&url, "tools/call", &json!({"name": "echo"}))?.header("x-agent-name", "another").send().await?;
+    assert_eq!(other.status(), 200, "another principal has its own");
+    assert_eq!(server.open(), 3, "the server has heard nothing of those that were refused");
+
+    drop((streaming, listening));
+    waiting.abort();
+    wait_until("all to be closed at the server", BOUND, async || server.open() == 0).await?;
+    let _again = admitted(&url, "subscriptions/listen", &listen).await?;
+    let (_one, _two) = (admitted(&url, "tools/call", &call).await?, admitted(&url, "tools/call", &call).await?);
+    wait_until("as many as before to be there", BOUND, async || server.open() == 3).await
 }
 
 #[tokio::test]

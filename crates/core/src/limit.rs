@@ -14,6 +14,10 @@ pub enum Limit {
     CallsInFlight,
     /// Streams kept for one session.
     Streams,
+    /// Requests without a session that one principal has in flight.
+    StatelessRequests,
+    /// Streams that one principal listens to without a session.
+    Listens,
     /// The body of a request.
     Body,
     /// The head of a request.
@@ -22,12 +26,14 @@ pub enum Limit {
 
 impl Limit {
     /// Every limit, in the order of their declaration.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Sessions,
         Self::SessionsOfPrincipal,
         Self::Openings,
         Self::CallsInFlight,
         Self::Streams,
+        Self::StatelessRequests,
+        Self::Listens,
         Self::Body,
         Self::Head,
     ];
@@ -40,6 +46,8 @@ impl Limit {
             Self::Openings => "limits.initialize_per_minute",
             Self::CallsInFlight => "session.calls_in_flight_max",
             Self::Streams => "session.streams_max",
+            Self::StatelessRequests => "limits.stateless_requests_per_principal",
+            Self::Listens => "limits.listens_per_principal",
             Self::Body => "limits.body_bytes_max",
             Self::Head => "limits.header_bytes_max",
         }

@@ -128,6 +128,10 @@ pub struct Limits {
     pub sessions_max: usize,
     /// Sessions that one peer opens within a minute; 0 is any number.
     pub initialize_per_minute: u32,
+    /// Requests without a session that one principal has in flight.
+    pub stateless_requests_per_principal: usize,
+    /// Streams that one principal listens to without a session.
+    pub listens_per_principal: usize,
 }
 
 /// Who clients are (I1).
@@ -306,6 +310,8 @@ impl Default for Limits {
             header_bytes_max: HEADER_BYTES_DEFAULT,
             sessions_max: SESSIONS_DEFAULT,
             initialize_per_minute: INITIALIZE_PER_MINUTE_DEFAULT,
+            stateless_requests_per_principal: STATELESS_REQUESTS_PER_PRINCIPAL_DEFAULT,
+            listens_per_principal: LISTENS_PER_PRINCIPAL_DEFAULT,
         }
     }
 }
@@ -365,6 +371,9 @@ const HEADER_BYTES_DEFAULT: usize = 64 * 1024;
 const SESSIONS_DEFAULT: usize = 200_000;
 /// A thousand a second: more than a fleet behind one address needs, less than what a flood could.
 const INITIALIZE_PER_MINUTE_DEFAULT: u32 = 60_000;
+/// Without `auth`, all clients on a machine that name no agent are one principal.
+const STATELESS_REQUESTS_PER_PRINCIPAL_DEFAULT: usize = 1000;
+const LISTENS_PER_PRINCIPAL_DEFAULT: usize = 1000;
 const PATIENCE_DEFAULT: Duration = Duration::from_secs(10);
 
 const fn loopback(port: u16) -> SocketAddr {

@@ -52,6 +52,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::engine::census::Census;
 use crate::engine::leavers::Leavers;
 use crate::engine::live::{Latch, Live};
+use crate::engine::modern::attendance::Attendance;
 use crate::engine::questions::Forwarding;
 use crate::engine::stream::Journaled;
 use crate::engine::tally::Tally;
@@ -114,6 +115,7 @@ pub struct Engine {
     pub(crate) upstreams: Arc<Upstreams>,
     pub(crate) servers: BTreeMap<ServerName, Served>,
     pub(crate) census: Census,
+    pub(crate) attendance: Attendance,
     /// Sessions that are being opened: a drain waits for them, since half an opening leaves something at the server.
     pub(crate) openings: Tally,
     /// Requests that wait for the answer of an HTTP server.
@@ -166,6 +168,8 @@ pub struct Parts {
     pub servers: Vec<Served>,
     /// The count of live sessions.
     pub census: Census,
+    /// The count of what needs no session.
+    pub attendance: Attendance,
     /// Earlier workers that have handed over and still live.
     pub leavers: Leavers,
     /// The metrics.
@@ -246,6 +250,7 @@ impl Engine {
             upstreams: parts.upstreams,
             servers,
             census: parts.census,
+            attendance: parts.attendance,
             openings: Tally::default(),
             outstaying: Tally::default(),
             leavers: parts.leavers,

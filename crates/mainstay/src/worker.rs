@@ -29,6 +29,7 @@ use crate::engine::handover::HandoverView;
 use crate::engine::handover::changes::{Changes, ServerChange, ServerFate, SettingChangeView};
 use crate::engine::leavers::Leavers;
 use crate::engine::modern::Offer;
+use crate::engine::modern::attendance::Attendance;
 use crate::engine::tally::Tally;
 use crate::engine::view::{Facts, KnobView};
 use crate::engine::{self, Engine, ListenStream, Served, Settings, listen};
@@ -170,6 +171,8 @@ async fn build(
         config.session.max_per_principal,
         store.count_by_principal().await.context("counting the sessions")?,
     );
+    let limits = &config.limits;
+    let attendance = Attendance::new(limits.stateless_requests_per_principal, limits.listens_per_principal);
     let upstreams = Upstreams::new(mainstay_upstream::Parts {
         custody: Some(custody.clone()),
         environment: Arc::new(ProcessEnvironment),
@@ -185,6 +188,7 @@ async fn build(
         upstreams: Arc::new(upstreams),
         servers: served(config)?,
         census,
+        attendance,
         leavers,
         metrics: Metrics::new(config.servers.keys()),
         key_folder,

@@ -200,6 +200,18 @@ fn limits(table: &file::LimitsTable, faults: &mut Faults) -> Limits {
         ),
         sessions_max: bounded("sessions_max", table.sessions_max, default.sessions_max, SESSIONS_RANGE),
         initialize_per_minute,
+        stateless_requests_per_principal: bounded(
+            "stateless_requests_per_principal",
+            table.stateless_requests_per_principal,
+            default.stateless_requests_per_principal,
+            PER_PRINCIPAL_RANGE,
+        ),
+        listens_per_principal: bounded(
+            "listens_per_principal",
+            table.listens_per_principal,
+            default.listens_per_principal,
+            PER_PRINCIPAL_RANGE,
+        ),
     }
 }
 
@@ -397,6 +409,7 @@ const IDLE_EXPIRY_MIN: Duration = Duration::from_secs(1);
 const PATIENCE_MAX: Duration = Duration::from_secs(50);
 const BODY_BYTES_RANGE: (usize, usize) = (1024, 1024 * 1024 * 1024);
 const HEADER_BYTES_RANGE: (usize, usize) = (4096, 1024 * 1024);
+const PER_PRINCIPAL_RANGE: (usize, usize) = (1, 1_000_000);
 const SESSIONS_RANGE: (usize, usize) = (1, 10_000_000);
 const INITIALIZE_PER_MINUTE_MAX: u32 = 1_000_000;
 /// What the gateway itself says to a server; a configured one would break the session.

@@ -60,6 +60,8 @@ fn limits(limits: &Limits) -> LimitsTable {
         header_bytes_max: Some(limits.header_bytes_max),
         sessions_max: Some(limits.sessions_max),
         initialize_per_minute: Some(limits.initialize_per_minute),
+        stateless_requests_per_principal: Some(limits.stateless_requests_per_principal),
+        listens_per_principal: Some(limits.listens_per_principal),
     }
 }
 

@@ -200,6 +200,18 @@ pub const VARIABLES: &[Variable] = &[
         apply: |file, text| set(&mut file.limits.initialize_per_minute, text),
     },
     Variable {
+        name: "MAINSTAY_LIMITS_STATELESS_REQUESTS_PER_PRINCIPAL",
+        key: Some("limits.stateless_requests_per_principal"),
+        doc: "requests without a session that one principal may have in flight",
+        apply: |file, text| set(&mut file.limits.stateless_requests_per_principal, text),
+    },
+    Variable {
+        name: "MAINSTAY_LIMITS_LISTENS_PER_PRINCIPAL",
+        key: Some("limits.listens_per_principal"),
+        doc: "streams that one principal may listen to without a session",
+        apply: |file, text| set(&mut file.limits.listens_per_principal, text),
+    },
+    Variable {
         name: "MAINSTAY_AUTH_MODE",
         key: Some("auth.mode"),
         doc: "`none` or `token`",

@@ -108,6 +108,12 @@ pub(super) struct LimitsTable {
     /// other; 0 does not limit them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initialize_per_minute: Option<u32>,
+    /// Requests without a session (2026-07-28) that one principal may have in flight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stateless_requests_per_principal: Option<usize>,
+    /// Streams that one principal may listen to without a session (`subscriptions/listen`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listens_per_principal: Option<usize>,
 }
 
 /// Who clients are.
@@ -327,6 +333,10 @@ impl File {
                 header_bytes_max: limits.header_bytes_max.or(lower.limits.header_bytes_max),
                 sessions_max: limits.sessions_max.or(lower.limits.sessions_max),
                 initialize_per_minute: limits.initialize_per_minute.or(lower.limits.initialize_per_minute),
+                stateless_requests_per_principal: limits
+                    .stateless_requests_per_principal
+                    .or(lower.limits.stateless_requests_per_principal),
+                listens_per_principal: limits.listens_per_principal.or(lower.limits.listens_per_principal),
             },
             auth: AuthTable {
                 mode: self.auth.mode.or(lower.auth.mode),

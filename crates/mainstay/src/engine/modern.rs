@@ -1,5 +1,6 @@
 //! Requests of modern clients (2026-07-28): no session, nothing to remember, and nothing to come back to.
 
+pub mod attendance;
 pub mod round;
 
 use bytes::Bytes;

@@ -21,6 +21,7 @@ use mainstay_upstream::{Forwarded, Relay, Relayed, Stateless};
 use tokio::time::Instant;
 
 use crate::engine::call::{Request, refusal_data};
+use crate::engine::modern::attendance::{Attending, Stay};
 use crate::engine::modern::cut_off;
 use crate::engine::modern::round::Round;
 use crate::engine::stream::{KEEP_ALIVE, STILL_HERE};
@@ -59,9 +60,14 @@ pub(super) async fn answer(
     let checked = checked(headers, request, meta).and_then(|stateless| opened(front, round.as_ref(), stateless));
     let (response, outcome) = match checked {
         Err(fault) => (fault.response(&request.id()), Some(Code::RequestInvalid)),
-        Ok(stateless) => match passed_on(front, served, (request, round), &stateless).await {
+        Ok(stateless) => match passed_on(front, (caller, served), (request, round), &stateless).await {
             Ok(response) => (response, None),
-            Err(refused) => (failure(&refused, &request.id()), Some(refused.code)),
+            Err(refused) => {
+                if let Some(limit) = refused.limit {
+                    front.engine.metrics.refused(limit);
+                }
+                (failure(&refused, &request.id()), Some(refused.code))
+            }
         },
     };
     front.engine.metrics.call(&served.server.name, request.method, began.elapsed(), outcome);
@@ -79,11 +85,13 @@ fn opened(front: &Front, round: Option<&Round>, stateless: Stateless) -> Result<
 /// What the server of `served` says to the request that `stateless` was made of.
 async fn passed_on(
     front: &Arc<Front>,
-    served: &Served,
+    (caller, served): (&Caller, &Served),
     (request, round): (&Request, Option<Round>),
     stateless: &Stateless,
 ) -> Result<Response<Answer>, Refused> {
-    let counted = served.stateless.enter();
+    let stay = if stateless.listens { Stay::Listen } else { Stay::Request };
+    let attending = front.engine.attendance.enter(&caller.principal, stay)?;
+    let counted = (served.stateless.enter(), attending);
     Ok(match front.engine.forward(served, stateless).await? {
         Forwarded::Accepted => reply::empty(StatusCode::ACCEPTED),
         Forwarded::Whole(status, message) => whole(status, front.engine.sealed(served, round.as_ref(), message)?),
@@ -171,7 +179,7 @@ fn failure(refused: &Refused, id: &[u8]) -> Response<Answer> {
         status => StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY),
     };
     let mut response = reply::json(status, failure_message(refused, id));
-    if status == StatusCode::SERVICE_UNAVAILABLE {
+    if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
         let seconds = refused.retry_after.unwrap_or(RETRY_AFTER_DEFAULT).as_millis().div_ceil(1000);
         let value = HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX));
         response.headers_mut().insert(RETRY_AFTER, value);
@@ -195,6 +203,7 @@ struct Relaying {
     end: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// None for a stream that a client listens to: nobody waits for that.
     _counted: Option<Counted>,
+    _attending: Attending,
 }
 
 impl Relaying {
@@ -202,7 +211,7 @@ impl Relaying {
         front: &Arc<Front>,
         served: &Served,
         (request, round, relay): (&Request, Option<Round>, Relay),
-        counted: Counted,
+        (counted, attending): (Counted, Attending),
     ) -> Self {
         let listens = request.envelope.method_name(&request.message).is_some_and(|method| method == LISTEN);
         let engine = Arc::clone(&front.engine);
@@ -216,6 +225,7 @@ impl Relaying {
             relay,
             end,
             _counted: (!listens).then_some(counted),
+            _attending: attending,
         }
     }
 
