@@ -5,6 +5,7 @@
 
 pub mod call;
 pub mod census;
+pub mod conversation;
 pub mod eras;
 pub mod find;
 pub mod finish;
@@ -50,6 +51,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
 use crate::engine::census::Census;
+use crate::engine::conversation::Register;
 use crate::engine::leavers::Leavers;
 use crate::engine::live::{Latch, Live};
 use crate::engine::modern::attendance::Attendance;
@@ -116,6 +118,8 @@ pub struct Engine {
     pub(crate) servers: BTreeMap<ServerName, Served>,
     pub(crate) census: Census,
     pub(crate) attendance: Attendance,
+    /// Sessions of the gateway's own, by whom they are for.
+    pub(crate) conversations: Register,
     /// Sessions that are being opened: a drain waits for them, since half an opening leaves something at the server.
     pub(crate) openings: Tally,
     /// Requests that wait for the answer of an HTTP server.
@@ -251,6 +255,7 @@ impl Engine {
             servers,
             census: parts.census,
             attendance: parts.attendance,
+            conversations: Register::default(),
             openings: Tally::default(),
             outstaying: Tally::default(),
             leavers: parts.leavers,

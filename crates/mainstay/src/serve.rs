@@ -5,6 +5,7 @@
 //! `reply`'s alone.
 
 mod connection;
+mod conversation;
 pub mod guard;
 pub mod legacy;
 pub mod mcp;

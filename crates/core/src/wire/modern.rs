@@ -3,7 +3,7 @@
 //! It owns what is read from and written to a message of that era: the `_meta` of a request ([`Meta`]), the headers
 //! that repeat parts of the body ([`header`]), the annotations that name further ones ([`annotation`]), the errors that
 //! the revision defines, and edits that leave all other bytes alone ([`edit`]). It does not know where a message comes
-//! from or goes to.
+//! from or goes to. What passes between the eras is in [`crossing`].
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,6 +12,7 @@ use super::envelope::{self, Envelope, Span, walk};
 
 pub mod annotation;
 mod base64;
+pub mod crossing;
 mod decimal;
 pub mod edit;
 pub mod header;

@@ -274,7 +274,7 @@ fn server(name: &str, table: ServerTable, faults: &mut Faults) -> Option<(Server
     Some((parsed?, server))
 }
 
-/// What of the eras is not in this version: stateless servers over stdio, and stateless clients of servers with sessions.
+/// What of the eras is not in this version: stateless servers over stdio.
 fn eras(name: &str, server: &Server, faults: &mut Faults) {
     if server.era == Some(Era::Modern) && matches!(server.reach, Reach::Child { .. }) {
         let message = "programs that speak 2026-07-28 over their standard streams are not in this version";
@@ -282,9 +282,6 @@ fn eras(name: &str, server: &Server, faults: &mut Faults) {
     } else if server.era == Some(Era::Modern) && matches!(server.reach, Reach::Http { transport: Transport::Sse, .. }) {
         let message = "`transport = \"sse\"` is of 2024-11-05, and `era = \"modern\"` is not";
         faults.add(&["servers", name, "era"], message, "leave one of the two out");
-    } else if server.offer == Offer::Both && server.era != Some(Era::Modern) {
-        let message = "offering 2026-07-28 in front of a server that may need sessions is not in this version";
-        faults.add(&["servers", name, "offer"], message, "use \"auto\", or say `era = \"modern\"`");
     }
 }
 

@@ -191,7 +191,8 @@ pub(super) struct ServerTable {
     /// Which era of the protocol it speaks: "modern" is 2026-07-28, stateless; "legacy" is whatever has sessions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub era: Option<Era>,
-    /// Which era of the protocol its endpoint offers: "auto" that of its server, and sessions in any case.
+    /// Which era of the protocol its endpoint offers: "auto" that of its server, and sessions in any case; "both" that of
+    /// 2026-07-28 in any case, too, in conversations with a server that needs sessions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offer: Option<Offer>,
 }

@@ -305,6 +305,7 @@ mod tests {
         };
         assert_eq!(era(""), (None, Offer::Auto));
         assert_eq!(era("era = \"legacy\"\n"), (Some(Era::Legacy), Offer::Auto));
+        assert_eq!(era("offer = \"both\"\n"), (None, Offer::Both));
         assert_eq!(era("era = \"modern\"\noffer = \"both\"\n"), (Some(Era::Modern), Offer::Both));
         assert_eq!(era("era = \"modern\"\noffer = \"legacy\"\n"), (Some(Era::Modern), Offer::Legacy));
     }
@@ -390,7 +391,6 @@ mod tests {
             ("[servers.a]\ncommand = \"x\"\nurl = \"http://x/\"\n", 3, 7, "both `command` and `url`", ""),
             ("[servers.a]\ncommand = \"x\"\nsharing = \"all\"\n", 3, 11, "not in this version", "session"),
             ("[servers.a]\ncommand = \"x\"\nera = \"modern\"\n", 3, 7, "not in this version", "leave it out"),
-            ("[servers.a]\nurl = \"http://h/\"\noffer = \"both\"\n", 3, 9, "not in this version", "auto"),
             (
                 "[servers.a]\nurl = \"http://h/\"\ntransport = \"sse\"\nera = \"modern\"\n",
                 4,

@@ -12,6 +12,7 @@ use mainstay_core::session::{Asked, Decision, Refusal, Restoration, Session, Ses
 use mainstay_store::{Fault, RowFault, StoreError, Stored, Write};
 use mainstay_upstream::{Handshake, Link};
 
+use crate::engine::conversation;
 use crate::engine::live::{AskedEarlier, Barred, Entry, Live, Parts};
 use crate::engine::{Caller, Engine, HOLD, Refused, SESSION_UNKNOWN, Served, refused};
 use crate::runtime::spawn;
@@ -137,7 +138,7 @@ impl Engine {
     }
 
     /// Reads the ledger, for as long as that takes: the caller's request is held meanwhile.
-    async fn held<T, F>(&self, what: &'static str, read: impl Fn() -> F) -> T
+    pub(crate) async fn held<T, F>(&self, what: &'static str, read: impl Fn() -> F) -> T
     where
         F: Future<Output = Result<T, StoreError>>,
     {
@@ -198,7 +199,7 @@ impl Engine {
         let remembered = self.held("a resume record", || self.store.resume_record(stored.key)).await;
         let handshake = Handshake {
             key: stored.key,
-            params: stored.initialize_params.clone(),
+            params: conversation::as_said(&stored.initialize_params),
             confirmed: stored.confirmed,
             log_level: remembered.as_ref().and_then(|record| record.log_level.clone()),
             subscriptions: remembered.as_ref().map(|record| record.subscriptions.clone()).unwrap_or_default(),

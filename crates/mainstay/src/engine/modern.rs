@@ -1,4 +1,5 @@
-//! Requests of modern clients (2026-07-28): no session, nothing to remember, and nothing to come back to.
+//! Requests of modern clients (2026-07-28): whether they are served, and those that are passed on to modern servers: no
+//! session, nothing to remember, and nothing to come back to.
 
 pub mod attendance;
 pub mod round;
@@ -17,23 +18,41 @@ pub enum Offer {
     Auto,
     /// Sessions only.
     Legacy,
-    /// Stateless requests, whatever is known of the server.
+    /// Stateless requests, whatever the server is: where it needs sessions, through [conversations](super::conversation).
     Both,
 }
 
+/// How a stateless request is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Not at all: this endpoint keeps sessions only.
+    Not,
+    /// It is passed on.
+    PassedOn,
+    /// It becomes part of a conversation with a server that needs sessions.
+    InConversation,
+}
+
 impl Engine {
-    /// Whether stateless requests are offered at the endpoint of `served`. May ask a server for its era, once in a while.
-    pub async fn offers_modern(&self, served: &Served) -> bool {
+    /// How stateless requests are served at the endpoint of `served`. May ask a server for its era, once in a while.
+    pub async fn modern_service(&self, served: &Served) -> Service {
         match served.offer {
-            Offer::Legacy => false,
-            Offer::Both => true,
-            Offer::Auto => {
-                // Of a server that is away now, what was known of it stands.
-                let asked = tokio::time::timeout(mainstay_upstream::PROBE_BOUND, self.era_of(served)).await;
-                let era = asked.ok().flatten().or_else(|| self.spoken_by(&served.server).era());
-                era == Some(Era::Modern)
-            }
+            Offer::Legacy => Service::Not,
+            Offer::Both | Offer::Auto if self.is_modern(served).await => Service::PassedOn,
+            Offer::Both => Service::InConversation,
+            Offer::Auto => Service::Not,
         }
+    }
+
+    /// Whether the server of `served` is known, or found, to be modern. No program is asked.
+    async fn is_modern(&self, served: &Served) -> bool {
+        if !served.server.is_http() {
+            return false;
+        }
+        // Of a server that is away now, what was known of it stands.
+        let asked = tokio::time::timeout(mainstay_upstream::PROBE_BOUND, self.era_of(served)).await;
+        let era = asked.ok().flatten().or_else(|| self.spoken_by(&served.server).era());
+        era == Some(Era::Modern)
     }
 
     /// How many stateless requests are in flight: a drain gives them its grace, and a worker that has handed over stays for
@@ -81,3 +100,7 @@ pub fn cut_off(server: &Server) -> Refused {
     let cause = "the gateway stops".into();
     call::failed(&Failure::OutcomeUnknown { server: server.name.clone(), cause }, server)
 }
+
+/// The number of errors that are the gateway's own: outside what JSON-RPC and MCP reserve. `error.data.mainstay` names the
+/// reason.
+pub const GATEWAY_ERROR: i64 = -31_000;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainstay_core::audit::{Action, Actor};
 use mainstay_core::code::Code;
-use mainstay_core::id::SessionId;
+use mainstay_core::id::{SessionId, SessionKey};
 use mainstay_core::session::{ClientName, Input, Opening, Session};
 use mainstay_core::wire::envelope::{escape, member, splice, unescape};
 use mainstay_core::wire::method::{Method, Version};
@@ -15,6 +15,7 @@ use mainstay_store::Write;
 use mainstay_upstream::{Ending, Handshake, Link, Opened, Server};
 
 use crate::engine::call::failed;
+use crate::engine::conversation;
 use crate::engine::live::{Live, Parts};
 use crate::engine::{Caller, Engine, HOLD, Refused, Served, refused};
 use crate::runtime::{entropy, spawn};
@@ -39,12 +40,38 @@ impl Engine {
         self.open_under(draw_id()?, caller, served, params).await
     }
 
+    /// As [`open`](Self::open), for the gateway itself: its key, since nobody is told the id.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) async fn open_own(
+        self: &Arc<Self>,
+        caller: &Caller,
+        served: &Served,
+        params: Bytes,
+    ) -> Result<SessionKey, Refused> {
+        let id = draw_id()?;
+        let key = self.keyring.session_key(&id);
+        self.enter_under(id, caller, served, params).await.map(|_welcome| key)
+    }
+
     /// As [`open`](Self::open), under an id that [`draw_id`] gave and that was never used: where the client has to know
     /// it before its session is opened (2024-11-05).
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub async fn open_under(
+        self: &Arc<Self>,
+        id: SessionId,
+        caller: &Caller,
+        served: &Served,
+        params: Bytes,
+    ) -> Result<Welcome, Refused> {
+        // What marks the gateway's own sessions is nobody else's to say.
+        self.enter_under(id, caller, served, conversation::as_said(&params)).await
+    }
+
+    async fn enter_under(
         self: &Arc<Self>,
         id: SessionId,
         caller: &Caller,
@@ -73,7 +100,7 @@ impl Engine {
         let (key, params) = (self.keyring.session_key(&id), self.upstreams.share(&params));
         let handshake = Handshake {
             key,
-            params: params.clone(),
+            params: conversation::as_said(&params),
             confirmed: false,
             log_level: None,
             subscriptions: BTreeSet::new(),

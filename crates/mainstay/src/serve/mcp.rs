@@ -24,9 +24,10 @@ use crate::auth::Denied;
 use crate::engine::call::{Reply, Request};
 use crate::engine::listen::Followed;
 use crate::engine::live::{Entry, Live};
+use crate::engine::modern::Service;
 use crate::engine::{Caller, Refused, SESSION_UNKNOWN, Served};
 use crate::serve::reply::{self, Answer, SESSION_ID};
-use crate::serve::{Front, guard, modern};
+use crate::serve::{Front, conversation, guard, modern};
 
 /// Answers a request of `peer` to the endpoint of `server`.
 pub async fn serve(front: &Arc<Front>, peer: IpAddr, server: &str, request: HttpRequest<Incoming>) -> Response<Answer> {
@@ -153,11 +154,19 @@ async fn post(
     is_json(&head.headers)?;
     let posted = posted?;
     let served = served?;
-    if let Some((only, meta)) = modern::recognise(&posted, &head.headers)
-        && front.engine.offers_modern(served).await
-    {
-        here(front)?;
-        return Ok(modern::answer(front, (&caller, served), &head.headers, (only, &meta)).await);
+    if let Some((only, meta)) = modern::recognise(&posted, &head.headers) {
+        let parts = (only, &meta);
+        match front.engine.modern_service(served).await {
+            Service::Not => {}
+            Service::PassedOn => {
+                here(front)?;
+                return Ok(modern::answer(front, (&caller, served), &head.headers, parts).await);
+            }
+            Service::InConversation => {
+                here(front)?;
+                return Ok(conversation::answer(front, peer, (&caller, served), &head.headers, parts).await);
+            }
+        }
     }
     let Posted { messages, batched } = posted;
     if let [only] = messages.as_slice()

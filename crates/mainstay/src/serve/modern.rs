@@ -6,6 +6,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -22,8 +23,8 @@ use tokio::time::Instant;
 
 use crate::engine::call::{Request, refusal_data};
 use crate::engine::modern::attendance::{Attending, Stay};
-use crate::engine::modern::cut_off;
 use crate::engine::modern::round::Round;
+use crate::engine::modern::{GATEWAY_ERROR, cut_off};
 use crate::engine::stream::{KEEP_ALIVE, STILL_HERE};
 use crate::engine::tally::Counted;
 use crate::engine::{Caller, Refused, Served};
@@ -103,7 +104,7 @@ async fn passed_on(
 
 /// What is wrong with a request, in the words of the revision.
 #[derive(Debug, PartialEq, Eq)]
-struct Fault {
+pub(super) struct Fault {
     status: StatusCode,
     code: i64,
     text: String,
@@ -111,18 +112,23 @@ struct Fault {
 }
 
 impl Fault {
-    fn bad(code: i64, text: String) -> Self {
+    pub(super) fn bad(code: i64, text: String) -> Self {
         Self { status: StatusCode::BAD_REQUEST, code, text, data: None }
     }
 
-    fn response(&self, id: &[u8]) -> Response<Answer> {
+    /// There is no such method (2026-07-28, Streamable HTTP: 404).
+    pub(super) fn no_method(text: String) -> Self {
+        Self { status: StatusCode::NOT_FOUND, ..Self::bad(modern::METHOD_NOT_FOUND, text) }
+    }
+
+    pub(super) fn response(&self, id: &[u8]) -> Response<Answer> {
         let id = (!id.is_empty()).then_some(id);
         reply::json(self.status, error_message(id, self.code, &self.text, self.data.as_deref()).into())
     }
 }
 
 /// What goes to the server for a request that keeps the rules (2026-07-28, Streamable HTTP, Server Validation).
-fn checked(headers: &HeaderMap, request: &Request, meta: &Meta) -> Result<Stateless, Fault> {
+pub(super) fn checked(headers: &HeaderMap, request: &Request, meta: &Meta) -> Result<Stateless, Fault> {
     let (message, envelope) = (&request.message, &request.envelope);
     if envelope.kind == Kind::Request || meta.is_modern() {
         let version = meta.require(message).map_err(|error| Fault::bad(modern::INVALID_PARAMS, error.to_string()))?;
@@ -141,8 +147,7 @@ fn checked(headers: &HeaderMap, request: &Request, meta: &Meta) -> Result<Statel
     }
     if request.method == Method::Initialize {
         let text = format!("`initialize` does not exist in {}", modern::VERSION);
-        let status = StatusCode::NOT_FOUND;
-        return Err(Fault { status, ..Fault::bad(modern::METHOD_NOT_FOUND, text) });
+        return Err(Fault::no_method(text));
     }
     let listens = envelope.method_name(message).is_some_and(|method| method == LISTEN);
     Ok(Stateless { message: message.clone(), method: request.method, params: params(headers)?, listens })
@@ -164,23 +169,28 @@ fn params(headers: &HeaderMap) -> Result<HeaderMap, Fault> {
     Ok(params)
 }
 
-fn whole(status: u16, message: Bytes) -> Response<Answer> {
+pub(super) fn whole(status: u16, message: Bytes) -> Response<Answer> {
     reply::json(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY), message)
 }
 
 /// What became of a request that has no answer. No session depends on the status here, so it says what it means to any HTTP
 /// client.
-fn failure(refused: &Refused, id: &[u8]) -> Response<Answer> {
-    let is_away = matches!(refused.code, Code::ServerUnreachable | Code::Unavailable);
-    let status = match refused.code.http_status(TerminalStatus::Spec) {
+pub(super) fn failure(refused: &Refused, id: &[u8]) -> Response<Answer> {
+    failed(refused.code, refused.retry_after, failure_message(refused, id))
+}
+
+/// As [`failure`], of a message that is there already.
+pub(super) fn failed(code: Code, retry_after: Option<Duration>, message: Bytes) -> Response<Answer> {
+    let is_away = matches!(code, Code::ServerUnreachable | Code::Unavailable);
+    let status = match code.http_status(TerminalStatus::Spec) {
         _ if is_away => StatusCode::SERVICE_UNAVAILABLE,
         // What a session's client is told within 200.
         200 => StatusCode::BAD_GATEWAY,
         status => StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY),
     };
-    let mut response = reply::json(status, failure_message(refused, id));
+    let mut response = reply::json(status, message);
     if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
-        let seconds = refused.retry_after.unwrap_or(RETRY_AFTER_DEFAULT).as_millis().div_ceil(1000);
+        let seconds = retry_after.unwrap_or(RETRY_AFTER_DEFAULT).as_millis().div_ceil(1000);
         let value = HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX));
         response.headers_mut().insert(RETRY_AFTER, value);
     }
@@ -282,17 +292,14 @@ fn subscription_key() -> Vec<u8> {
     format!("\"{}\"", modern::SUBSCRIPTION_ID).into_bytes()
 }
 
-fn event(message: &[u8]) -> Bytes {
+pub(super) fn event(message: &[u8]) -> Bytes {
     let mut chunk = Vec::with_capacity(message.len() + EVENT_FIELDS_BYTES);
     sse::encode(&mut chunk, None, None, message);
     chunk.into()
 }
 
 /// The method whose answer is a stream that stays open.
-const LISTEN: &str = "subscriptions/listen";
-/// The number of errors that are the gateway's own: outside what JSON-RPC and MCP reserve. `error.data.mainstay` names the
-/// reason.
-const GATEWAY_ERROR: i64 = -31_000;
+pub(super) const LISTEN: &str = "subscriptions/listen";
 /// What an event has besides its message.
 const EVENT_FIELDS_BYTES: usize = 16;
 

@@ -10,6 +10,7 @@ use mainstay_core::wire::sse;
 use mainstay_store::journal::{Content, Ending, Event};
 
 use crate::engine::stream::Stream;
+use crate::engine::stream::log::Log;
 
 /// One connection's place in a stream.
 pub struct Reader {
@@ -66,11 +67,31 @@ impl Reader {
         None
     }
 
+    /// The next message and its place in the stream, for whoever makes something else of it than an event. `None` once the
+    /// stream is finished or another reader took over. Cancel-safe.
+    pub async fn next_message(&mut self) -> Option<(u64, Bytes)> {
+        self.prime = None;
+        if let Some((id, message)) = self.backlog.pop_front() {
+            return Some((EventId::parse(&id).map_or(0, |event| event.sequence), message));
+        }
+        while !self.ended {
+            let stream = Arc::clone(&self.stream);
+            let changed = stream.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(taken) = self.take_message() {
+                return taken;
+            }
+            changed.await;
+        }
+        None
+    }
+
     /// What is in hand: `None` to wait, `Some(None)` for the end.
     fn take(&mut self) -> Option<Option<Bytes>> {
-        let mut log = self.stream.log.lock();
-        if log.reader != self.generation {
-            self.ended = true;
+        let stream = Arc::clone(&self.stream);
+        let mut log = stream.log.lock();
+        if self.is_displaced(&log) {
             return Some(None);
         }
         let mut chunk = Vec::new();
@@ -83,17 +104,43 @@ impl Reader {
                 break;
             }
         }
+        let taken = (!chunk.is_empty()).then(|| chunk.into());
+        self.settle(&mut log, taken)
+    }
+
+    /// As [`take`](Self::take), of one message.
+    fn take_message(&mut self) -> Option<Option<(u64, Bytes)>> {
+        let stream = Arc::clone(&self.stream);
+        let mut log = stream.log.lock();
+        if self.is_displaced(&log) {
+            return Some(None);
+        }
+        let (seen, settled) = (self.cursor, log.settled_through);
+        let next = log.events.iter().find(|event| event.sequence > seen && event.sequence <= settled);
+        let taken = next.map(|event| (event.sequence, event.message.clone()));
+        self.cursor = taken.as_ref().map_or(seen, |(sequence, _)| *sequence);
+        self.settle(&mut log, taken)
+    }
+
+    /// Whether another reader took over.
+    fn is_displaced(&mut self, log: &Log) -> bool {
+        self.ended |= log.reader != self.generation;
+        log.reader != self.generation
+    }
+
+    /// Notes how far this reader has got with what it has `taken`, and passes that on.
+    fn settle<T>(&mut self, log: &mut Log, taken: Option<T>) -> Option<Option<T>> {
         log.sent_through = log.sent_through.max(self.cursor);
         let delivered = log.finished && log.is_delivered();
         if delivered && log.is_kept && !log.is_foreign && !std::mem::replace(&mut log.delivery_told, true) {
             // Lost, it only takes room for longer.
             let _ = self.stream.keep(Content::Delivered(log.sent_through));
         }
-        if !chunk.is_empty() || delivered {
+        if taken.is_some() || delivered {
             self.stream.changed.notify_waiters();
         }
-        if !chunk.is_empty() {
-            return Some(Some(chunk.into()));
+        if taken.is_some() {
+            return Some(taken);
         }
         // A stream that another worker goes on with has no more to say, whatever it has not sent.
         self.ended = log.finished && (log.is_taken || log.settled_through + 1 >= log.next_sequence);

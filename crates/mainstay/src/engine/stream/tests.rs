@@ -111,3 +111,19 @@ async fn r4_no_response_is_ever_dropped_for_want_of_room() {
     assert!(text.len() > 5 * (LOG_BYTES_MAX / 2), "all five are there");
     assert!(stream.is_delivered());
 }
+
+#[tokio::test]
+async fn e3_a_reader_of_messages_goes_on_where_it_is_and_yields_to_the_next() {
+    let stream = stream();
+    stream.push(Message::passing(Bytes::from_static(b"1")));
+    stream.push(Message::passing(Bytes::from_static(b"2")));
+    let mut first = stream.read(Some(0), None);
+    assert_eq!(first.next_message().await, Some((1, Bytes::from_static(b"1"))));
+    let mut second = stream.read(Some(1), None);
+    assert_eq!(first.next_message().await, None);
+    stream.finish(Message::essential(Bytes::from_static(b"3")));
+    assert_eq!(second.next_message().await, Some((2, Bytes::from_static(b"2"))));
+    assert_eq!(second.next_message().await, Some((3, Bytes::from_static(b"3"))));
+    assert_eq!(second.next_message().await, None);
+    assert!(stream.is_delivered());
+}

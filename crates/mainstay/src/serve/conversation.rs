@@ -1,0 +1,197 @@
+//! Modern requests to servers that need sessions: checked as those that are passed on, and served through a conversation
+//! (E3).
+
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use http::header::HeaderMap;
+use http::{Response, StatusCode};
+use mainstay_core::code::Code;
+use mainstay_core::wire::envelope::{Kind, result_message};
+use mainstay_core::wire::method::Method;
+use mainstay_core::wire::modern::{self as era, Meta, crossing};
+
+use crate::engine::call::Request;
+use crate::engine::conversation::{Course, Landed, Turn, Wish};
+use crate::engine::live::Entry;
+use crate::engine::modern::cut_off;
+use crate::engine::stream::{KEEP_ALIVE, STILL_HERE};
+use crate::engine::{Caller, Refused, Served};
+use crate::serve::Front;
+use crate::serve::mcp::take_opening;
+use crate::serve::modern::{self, Fault};
+use crate::serve::reply::{self, Answer};
+
+/// Answers a modern `request` of `caller`, who is at `peer`. Whatever is wrong with it is an answer, too.
+pub(super) async fn answer(
+    front: &Arc<Front>,
+    peer: IpAddr,
+    (caller, served): (&Caller, &Served),
+    headers: &HeaderMap,
+    (request, meta): (&Request, &Meta),
+) -> Response<Answer> {
+    if let Err(fault) = checked(headers, request, meta) {
+        return fault.response(&request.id());
+    }
+    // Nothing that the revision lets a client notify of concerns a legacy server: closing a response is what cancels.
+    if request.envelope.kind == Kind::Notification {
+        return reply::empty(StatusCode::ACCEPTED);
+    }
+    match served_by(front, peer, (caller, served), headers, (request, meta)).await {
+        Ok(response) => response,
+        Err(refused) => {
+            tracing::debug!(server = %served.server.name, code = refused.code.name(), "request refused");
+            if let Some(limit) = refused.limit {
+                front.engine.metrics.refused(limit);
+            }
+            modern::failure(&refused, &request.id())
+        }
+    }
+}
+
+async fn served_by(
+    front: &Arc<Front>,
+    peer: IpAddr,
+    (caller, served): (&Caller, &Served),
+    headers: &HeaderMap,
+    (request, meta): (&Request, &Meta),
+) -> Result<Response<Answer>, Refused> {
+    let wish = Wish::of(caller, served, handle(headers)?, request, meta);
+    let engine = &front.engine;
+    let opening = Arc::clone(front);
+    let may_open = move || take_opening(&opening, peer);
+    let entry = engine.converse(caller, served, &wish, may_open).await?;
+    if request.method == Method::Discover {
+        return discover(front, &entry, request);
+    }
+    let course = engine.travel(&entry, request, meta).await?;
+    let end = Box::pin(Arc::clone(engine).cut(Arc::clone(&entry)));
+    let mut streaming = Streaming { course, end, first: None };
+    match tokio::time::timeout(FIRST_TURN_MAX, streaming.turn()).await {
+        Ok(Turn::Response(landed)) => return Ok(landed_response(landed)),
+        Ok(first @ Turn::Notification(_)) => streaming.first = Some(first),
+        Err(_elapsed) => {}
+    }
+    Ok(reply::streaming(streaming.chunks()))
+}
+
+/// What is wrong with a request by itself: what is wrong anywhere, and methods that the revision has not.
+fn checked(headers: &HeaderMap, request: &Request, meta: &Meta) -> Result<(), Fault> {
+    modern::checked(headers, request, meta)?;
+    let method = request.envelope.method_name(&request.message).unwrap_or_default();
+    let is_unknown = crossing::is_legacy_only(&method) || method.starts_with(TASKS) || method == modern::LISTEN;
+    if request.envelope.kind == Kind::Request && is_unknown {
+        return Err(Fault::no_method(format!("there is no method `{method}` here in {}", era::VERSION)));
+    }
+    Ok(())
+}
+
+/// What the client calls itself towards the gateway, so that it finds its conversation again.
+fn handle(headers: &HeaderMap) -> Result<Option<&str>, Refused> {
+    let mut values = headers.get_all(CLIENT_HANDLE).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let named = value.to_str().ok().map(str::trim).filter(|name| (1..=HANDLE_BYTES_MAX).contains(&name.len()));
+    match named.filter(|_| values.next().is_none()) {
+        Some(named) => Ok(Some(named)),
+        None => {
+            let text = format!("`X-Mainstay-Client` must be one name of 1 to {HANDLE_BYTES_MAX} visible characters");
+            Err(Refused::new(Code::RequestInvalid, text))
+        }
+    }
+}
+
+/// What the server said of itself at the begin of the conversation, in words of this era.
+fn discover(front: &Arc<Front>, entry: &Entry, request: &Request) -> Result<Response<Answer>, Refused> {
+    let said = front.engine.introduced(entry).ok_or_else(|| {
+        let text = "the server is down, and it is not known yet what it can do";
+        Refused { server: Some(entry.server.name.clone()), ..Refused::new(Code::ServerUnreachable, text) }
+    })?;
+    let message = result_message(&request.id(), &crossing::discovery(&said));
+    Ok(reply::json(StatusCode::OK, message.into()))
+}
+
+fn landed_response(landed: Landed) -> Response<Answer> {
+    match landed.refusal {
+        Some(code) => modern::failed(code, None, landed.message),
+        None => modern::whole(landed.status, landed.message),
+    }
+}
+
+/// A request whose answer takes its time. Dropped with its response, which cancels it.
+struct Streaming {
+    course: Course,
+    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// What came before it was known that the response is a stream.
+    first: Option<Turn>,
+}
+
+impl Streaming {
+    fn chunks(self) -> impl Stream<Item = Bytes> + Send {
+        futures_util::stream::unfold(Some(self), |streaming| async move {
+            let mut streaming = streaming?;
+            let (chunk, goes_on) = streaming.next().await;
+            Some((chunk, goes_on.then_some(streaming)))
+        })
+    }
+
+    /// The next part of the response, and whether more may come.
+    async fn next(&mut self) -> (Bytes, bool) {
+        let turn = match self.first.take() {
+            Some(first) => Ok(first),
+            None => tokio::time::timeout(KEEP_ALIVE, self.turn()).await,
+        };
+        match turn {
+            Ok(Turn::Notification(message)) => (modern::event(&message), true),
+            Ok(Turn::Response(landed)) => (modern::event(&landed.message), false),
+            Err(_elapsed) => (STILL_HERE, true),
+        }
+    }
+
+    /// What the request brings next, or what is said of it at the end of this worker. Cancel-safe.
+    async fn turn(&mut self) -> Turn {
+        tokio::select! {
+            biased;
+            turn = self.course.next() => turn,
+            () = self.end.as_mut() => {
+                let refused = cut_off(self.course.server());
+                Turn::Response(self.course.leave(&refused))
+            }
+        }
+    }
+}
+
+/// By what a client tells its conversations from those of others that have the same principal and name.
+const CLIENT_HANDLE: &str = "x-mainstay-client";
+const HANDLE_BYTES_MAX: usize = 128;
+/// How long the head of a response waits for what it is to say: the status of a method that the server does not know is
+/// another one, and what has nothing to say but its response needs no stream.
+const FIRST_TURN_MAX: Duration = Duration::from_secs(5);
+/// Methods of the tasks extension.
+const TASKS: &str = "tasks/";
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn e3_a_handle_is_one_usable_name_or_none() {
+        let named = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(CLIENT_HANDLE, HeaderValue::from_str(value).expect("a value"));
+            }
+            handle(&headers).map(|handle| handle.map(str::to_owned)).map_err(|refused| refused.code)
+        };
+        assert_eq!(named(&[]), Ok(None));
+        assert_eq!(named(&["window 2"]), Ok(Some("window 2".to_owned())));
+        for bad in [["", ""].as_slice(), &[""], &["a", "b"], &["x".repeat(129).as_str()]] {
+            assert_eq!(named(bad), Err(Code::RequestInvalid), "{bad:?}");
+        }
+    }
+}

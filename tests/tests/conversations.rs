@@ -1,0 +1,233 @@
+//! Stateless clients (2026-07-28) of servers that keep sessions, through conversations of the gateway's own (E3).
+
+use anyhow::{Context as _, Result, ensure};
+use mainstay_tests::{Gateway, StatelessClient, UpH, UpS, wait_until};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const BOUND: Duration = Duration::from_secs(30);
+
+struct Stand {
+    up_h: UpH,
+    up_s: UpS,
+    gateway: Gateway,
+}
+
+impl Stand {
+    async fn new() -> Result<Stand> {
+        let up_h = UpH::start().await?;
+        up_h.answer("sse-with-ids").await?;
+        let up_s = UpS::new(&[])?;
+        let offer = "offer = \"both\"\n";
+        let config = format!("{}{offer}{}{offer}", up_h.toml("h"), up_s.toml("s")?);
+        let gateway = Gateway::start(&config, &[]).await?;
+        Ok(Stand { up_h, up_s, gateway })
+    }
+
+    fn client(&self, server: &str) -> Result<StatelessClient> {
+        StatelessClient::new(&self.gateway.url(server)?)
+    }
+}
+
+async fn whoami(client: &StatelessClient) -> Result<Value> {
+    Ok(serde_json::from_str(&client.call("whoami", json!({})).await?)?)
+}
+
+/// The sessions that the gateway lists.
+async fn sessions(gateway: &Gateway) -> Result<Vec<Value>> {
+    let (status, listed) = gateway.admin_get("/api/v1/sessions").await?;
+    ensure!(status == 200, "{status}: {listed}");
+    listed["sessions"].as_array().cloned().context("a list")
+}
+
+#[tokio::test]
+async fn e3_a_modern_client_lists_and_calls_at_servers_that_keep_sessions() -> Result<()> {
+    let stand = Stand::new().await?;
+    for server in ["h", "s"] {
+        let client = stand.client(server)?;
+        let found = client.result("server/discover", json!({})).await?;
+        assert_eq!(found["supportedVersions"], json!(["2026-07-28"]));
+        assert_eq!((&found["resultType"], &found["cacheScope"]), (&json!("complete"), &json!("private")));
+        assert!(found["capabilities"]["tools"].is_object() && found["ttlMs"].is_u64(), "{found}");
+        assert!(found["_meta"]["io.modelcontextprotocol/serverInfo"]["name"].is_string(), "{found}");
+
+        let listed = client.result("tools/list", json!({})).await?;
+        assert!(listed["tools"].as_array().is_some_and(|tools| !tools.is_empty()));
+        assert_eq!((&listed["ttlMs"], &listed["cacheScope"]), (&json!(0), &json!("private")));
+        let called = client.result("tools/call", json!({"name": "echo", "arguments": {"text": "a\u{fc}"}})).await?;
+        assert_eq!(called["content"][0]["text"], "a\u{fc}");
+        assert_eq!(called["resultType"], "complete");
+
+        let params =
+            json!({"name": "prog", "arguments": {"n": 3, "delay_ms": 40}, "_meta": {"progressToken": "t\u{f6}"}});
+        let mut calling = client.begin("tools/call", params).await?;
+        let mut seen = Vec::new();
+        let last = loop {
+            let message = calling.next_message().await?.context("a response")?;
+            match message["method"] == "notifications/progress" {
+                true => seen.push((message["params"]["progress"].clone(), message["params"]["progressToken"].clone())),
+                false => break message,
+            }
+        };
+        assert_eq!(seen, (1..=3).map(|step| (json!(step), json!("t\u{f6}"))).collect::<Vec<_>>());
+        assert_eq!(last["result"]["resultType"], "complete");
+
+        for method in ["ping", "initialize", "logging/setLevel", "resources/subscribe", "tasks/get", "no/such"] {
+            let (status, refused) = client.request(method, json!({"taskId": "x"})).await?;
+            assert_eq!((status, &refused["error"]["code"]), (404, &json!(-32601)), "{method}: {refused}");
+        }
+        let (status, refused) = client.request("tools/call", json!({"name": "none"})).await?;
+        assert_eq!((status, &refused["error"]["code"]), (200, &json!(-32602)), "{refused}");
+        let me = whoami(&client).await?;
+        assert_eq!((&me["initialized"], &me["client"]["name"]), (&json!(true), &json!("stateless")));
+    }
+    // One session each, opened once.
+    assert_eq!(sessions(&stand.gateway).await?.len(), 2);
+    assert_eq!(stand.up_h.requests("initialize").await?.len(), 1);
+    assert_eq!(stand.up_s.starts()?.len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn e3_clients_are_told_apart_by_handle_name_and_capabilities() -> Result<()> {
+    let stand = Stand::new().await?;
+    let plain = |name: &str| Ok::<_, anyhow::Error>(stand.client("s")?.named(name));
+    let clients = [
+        plain("a")?,
+        plain("b")?,
+        plain("a")?.with_handle("one"),
+        plain("b")?.with_handle("two"),
+        plain("a")?.with_capabilities(json!({"roots": {}, "elicitation": {}})),
+    ];
+    let mut pids = Vec::new();
+    for client in &clients {
+        pids.push(whoami(client).await?["pid"].clone());
+    }
+    let distinct: std::collections::BTreeSet<_> = pids.iter().map(ToString::to_string).collect();
+    assert_eq!(distinct.len(), clients.len(), "{pids:?}");
+    // The same again, however it is written, and whoever else uses a handle.
+    let again = [
+        (plain("a")?, 0),
+        (plain("other")?.with_handle("one"), 2),
+        (plain("a")?.with_capabilities(json!({"elicitation": {}, "extensions": {"x": {}}, "roots": {}})), 4),
+    ];
+    for (client, place) in again {
+        assert_eq!(whoami(&client).await?["pid"], pids[place], "{place}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn e3_a_conversation_outlives_the_worker_and_restarts() -> Result<()> {
+    let mut stand = Stand::new().await?;
+    let clients = [stand.client("s")?.with_handle("w"), stand.client("h")?.with_handle("w")];
+    let mut before = Vec::new();
+    for client in &clients {
+        before.push(whoami(client).await?);
+    }
+    for restart in [false, true] {
+        match restart {
+            false => drop(stand.gateway.kill_worker().await?),
+            true => {
+                stand.gateway.kill_all().await?;
+                stand.gateway.start_again().await?;
+            }
+        }
+        for (client, before) in clients.iter().zip(&before) {
+            let after = whoami(client).await?;
+            // The program ends with its keeper, which is said; an HTTP server's session is gone on with.
+            let is_program = before["session"].as_str().is_some_and(|session| session.starts_with("stdio"));
+            match restart && is_program {
+                true => assert_ne!(after["pid"], before["pid"]),
+                false => assert_eq!((&after["pid"], &after["session"]), (&before["pid"], &before["session"])),
+            }
+        }
+        assert_eq!(sessions(&stand.gateway).await?.len(), 2);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn e3_an_ended_conversation_is_opened_anew_and_a_lost_server_session_made_again() -> Result<()> {
+    let stand = Stand::new().await?;
+    let client = stand.client("h")?;
+    let first = whoami(&client).await?;
+    stand.up_h.forget().await?;
+    let second = whoami(&client).await?;
+    assert_ne!(first["session"], second["session"]);
+    assert_eq!(sessions(&stand.gateway).await?.len(), 1, "the same conversation");
+    let shown = sessions(&stand.gateway).await?;
+    let reference = shown[0]["ref"].as_str().with_context(|| shown[0].to_string())?;
+    let output = stand.gateway.cli(&["sessions", "close", reference]).await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let third = whoami(&client).await?;
+    assert_ne!(second["session"], third["session"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn e3_who_closes_the_response_cancels_at_the_server() -> Result<()> {
+    let stand = Stand::new().await?;
+    for server in ["h", "s"] {
+        let client = stand.client(server)?;
+        let params = json!({"name": "prog", "arguments": {"n": 1000, "delay_ms": 50}, "_meta": {"progressToken": 1}});
+        let mut calling = client.begin("tools/call", params).await?;
+        calling.until(|message| message["method"] == "notifications/progress").await?;
+        drop(calling);
+        wait_until("the call to be cancelled at the server", BOUND, async || match server {
+            "h" => stand.up_h.count("/cancelled").await.is_ok_and(|cancelled| cancelled == 1),
+            _ => stand
+                .up_s
+                .trace()
+                .is_ok_and(|trace| trace.iter().any(|entry| entry["line"]["method"] == "notifications/cancelled")),
+        })
+        .await?;
+        wait_until("no call to be in flight", BOUND, async || {
+            sessions(&stand.gateway).await.is_ok_and(|shown| shown.iter().all(|shown| shown["calls"] == 0))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn e3_log_messages_come_to_who_asks_for_them() -> Result<()> {
+    let stand = Stand::new().await?;
+    for server in ["h", "s"] {
+        let client = stand.client(server)?;
+        for (wanted, said, heard) in
+            [(None, "error", false), (Some("warning"), "info", false), (Some("info"), "info", true)]
+        {
+            let mut params = json!({"name": "log", "arguments": {"level": said, "message": "m"}});
+            if let Some(wanted) = wanted {
+                params["_meta"]["io.modelcontextprotocol/logLevel"] = json!(wanted);
+            }
+            let mut calling = client.begin("tools/call", params).await?;
+            if !calling.is_stream() {
+                ensure!(!heard, "{server}: a message was to come");
+                continue;
+            }
+            let mut messages = Vec::new();
+            while let Some(message) = calling.next_message().await? {
+                messages.push(message);
+            }
+            let logged = messages.iter().filter(|message| message["method"] == "notifications/message").count();
+            assert_eq!(logged, usize::from(heard), "{server} {wanted:?}: {messages:?}");
+        }
+        assert_eq!(whoami(&client).await?["level"], "info", "the lowest that was wanted");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn e0_a_server_with_sessions_is_offered_to_modern_clients_only_if_the_operator_says_so() -> Result<()> {
+    let (up_h, up_s) = (UpH::start().await?, UpS::new(&[])?);
+    let gateway = Gateway::start(&format!("{}{}", up_h.toml("h"), up_s.toml("s")?), &[]).await?;
+    for server in ["h", "s"] {
+        let client = StatelessClient::new(&gateway.url(server)?)?;
+        let (status, refused) = client.request("server/discover", json!({})).await?;
+        assert_eq!((status, &refused["error"]["code"]), (400, &json!(-32000)), "{refused}");
+    }
+    assert_eq!(up_s.starts()?.len(), 0, "the program was not even started");
+    Ok(())
+}
