@@ -161,30 +161,47 @@ async fn r6_c8_a_child_that_did_not_read_gets_its_answer_once_over_the_death_of_
     Ok(())
 }
 
+/// Resolves once the only session has a question that its client has not answered.
+async fn is_asked(gateway: &Gateway) -> Result<()> {
+    wait_until("the gateway has the question", BOUND, async || {
+        let (status, shown) = gateway.admin_get("/api/v1/sessions").await.unwrap_or_default();
+        status == 200 && shown["sessions"][0]["questions"] == 1
+    })
+    .await
+}
+
 #[tokio::test]
-async fn r6_a_question_that_was_not_durable_is_asked_after_the_kill_on_the_stream_of_its_call() -> Result<()> {
-    for is_back_early in [false, true] {
+async fn r6_c8_a_question_that_was_not_durable_is_asked_on_the_stream_of_its_call_however_late_the_kill_and_how_many()
+-> Result<()> {
+    for (late, kills) in [(Duration::ZERO, 1), (LATE, 1), (LATE, 3)] {
         let mut stand = Stand::new("s").await?;
         stand.client.call_through("read", json!({})).await?.result()?;
         let locked = Locked::new(&stand.gateway.state_dir().join("streams.db"))?;
         let mut asking = stand.ask().await?;
         let primed = asking.next_event(BOUND).await?.context("primed")?.id.context("an id")?;
-        wait_until("the gateway has the question", BOUND, async || {
-            let (status, shown) = stand.gateway.admin_get("/api/v1/sessions").await.unwrap_or_default();
-            status == 200 && shown["sessions"][0]["questions"] == 1
-        })
-        .await?;
+        is_asked(&stand.gateway).await?;
+        tokio::time::sleep(late).await;
         stand.gateway.kill_worker_at_once().await?;
         drop(locked);
-        if is_back_early {
-            // The session is there again before anybody has come back to the call.
+        for _ in 1..kills {
+            // The session is there again before anybody has come back to the call: the question waits for its client.
             stand.client.request("ping", json!({})).await?.result()?;
+            is_asked(&stand.gateway).await?;
+            tokio::time::sleep(late).await;
+            stand.gateway.kill_worker().await?;
+        }
+        if kills > 1 {
+            stand.client.request("ping", json!({})).await?.result()?;
+            is_asked(&stand.gateway).await?;
         }
         let mut again = stand.client.get_stream(Some(&primed)).await?;
         let question = next(&mut again, is_question).await?;
         assert_eq!(stand.client.respond(&question["id"], yes()).await?, 202);
         let answer = next(&mut again, |message| message.get("result").is_some()).await?;
-        assert!(answer.to_string().contains("forty-two"), "{answer}");
+        assert!(answer.to_string().contains("forty-two"), "{late:?}, {kills}: {answer}");
+        let trace = stand.up_s.trace()?;
+        let answers = trace.iter().filter(|entry| entry["line"]["result"]["action"] == "accept").count();
+        assert_eq!(answers, 1, "{late:?}, {kills}");
     }
     Ok(())
 }
@@ -304,6 +321,8 @@ async fn r6_an_answer_that_the_former_worker_is_about_to_deliver_is_not_sent_by_
     Ok(())
 }
 
+/// So late after a message of a child nothing of it would be in custody any more, if it had been dealt with.
+const LATE: Duration = Duration::from_secs(3);
 /// Together they are more than the keeper lets wait for one child.
 const STUFFINGS: usize = 10;
 const STUFFING_BYTES: usize = 2 << 20;

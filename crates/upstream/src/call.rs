@@ -6,7 +6,7 @@ use bytes::Bytes;
 use mainstay_core::wire::method::Method;
 
 use crate::bridge::BridgeStream;
-use crate::child::ChildStream;
+use crate::child::{ChildStream, Receipt};
 use crate::failure::Failure;
 use crate::http::HttpStream;
 
@@ -102,6 +102,15 @@ impl AnswerStream {
             Way::Http(stream) => stream.next().await,
             Way::Child(stream) => stream.next().await,
             Way::Bridge(stream) => stream.next().await,
+        }
+    }
+
+    /// The receipt of the message that came last, if that is a question of a child. Dropped, or left here until the next
+    /// message comes, it says that the question is dealt with.
+    pub fn take_receipt(&mut self) -> Option<Receipt> {
+        match &mut self.0 {
+            Way::Http(_) | Way::Bridge(_) => None,
+            Way::Child(stream) => stream.take_receipt(),
         }
     }
 

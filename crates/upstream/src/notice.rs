@@ -7,6 +7,7 @@ use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::child::Receipt;
 use crate::handshake::Opened;
 
 /// Something that a session must hear although it asked nothing.
@@ -14,6 +15,13 @@ use crate::handshake::Opened;
 pub enum Notice {
     /// A message of the server that belongs to no call: for the session's listening stream.
     Message(Bytes),
+    /// The same of a child, and the client is to answer it.
+    Question {
+        /// The question.
+        message: Bytes,
+        /// To be dropped once it is dealt with.
+        receipt: Receipt,
+    },
     /// What a later worker needs has changed. A hint; only the newest one counts.
     Record(Box<ResumeRecord>),
     /// A DELETE that is owed from now on.

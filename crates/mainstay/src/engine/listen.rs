@@ -11,7 +11,7 @@ use mainstay_core::id::SessionKey;
 use mainstay_core::wire::envelope::{Envelope, Kind, escape, member, notification_message, scan, splice};
 use mainstay_core::wire::method::Method;
 use mainstay_store::Write;
-use mainstay_upstream::{ListsChanged, Notice};
+use mainstay_upstream::{ListsChanged, Notice, Receipt};
 use tokio::sync::mpsc;
 
 use crate::engine::call::take_up::event_unknown;
@@ -108,15 +108,16 @@ impl Engine {
     }
 
     /// A message of the server as the client sees it: progress tokens as the client spelled them, questions under an
-    /// id that leads back. `None` if it is not for the client.
+    /// id that leads back. `None` if it is not for the client. `receipt` is that of a child's question.
     pub(crate) fn server_message(
         self: &Arc<Self>,
         live: &Arc<Live>,
         message: &Bytes,
         envelope: &Envelope,
+        receipt: Option<Receipt>,
     ) -> Option<Message> {
         match envelope.kind {
-            Kind::Request => self.question(live, message, envelope),
+            Kind::Request => self.question(live, message, envelope, receipt),
             Kind::Notification => {
                 let method = Method::of(&envelope.method_name(message)?);
                 if method == Method::Progress {
@@ -127,7 +128,7 @@ impl Engine {
                 if method == Method::Cancelled {
                     let span = member(message, envelope.params.as_ref()?, "requestId")?;
                     let asked = live.asked_as(&message[span.clone()])?;
-                    let original = live.answered(asked)?.original;
+                    let original = live.answered(asked)?.question.original;
                     let dressed = RoutedId { stream: asked, original }.encode();
                     return Some(Message::passing(splice(message, &[(span, &dressed)])));
                 }
@@ -182,12 +183,17 @@ impl Engine {
         match notice {
             Notice::Message(message) => {
                 let Ok(envelope) = scan(&message) else { return };
-                if envelope.kind == Kind::Request && live.link.runs_earlier_calls() {
-                    let engine = Arc::clone(self);
-                    spawn(async move { engine.ask_apart(&live, &message, &envelope).await });
-                    return;
+                if let Some(message) = self.server_message(&live, &message, &envelope, None) {
+                    live.listen.push(message);
                 }
-                if let Some(message) = self.server_message(&live, &message, &envelope) {
+            }
+            Notice::Question { message, receipt } => {
+                let Ok(envelope) = scan(&message) else { return };
+                let Some(message) = self.question(&live, &message, &envelope, Some(receipt)) else { return };
+                if live.link.runs_earlier_calls() {
+                    let engine = Arc::clone(self);
+                    spawn(async move { engine.ask_apart(&live, message).await });
+                } else {
                     live.listen.push(message);
                 }
             }

@@ -15,7 +15,6 @@ use mainstay_core::call::StreamId;
 use mainstay_core::id::SessionKey;
 use mainstay_core::session::{Activity, Session};
 use mainstay_core::wire::method::Version;
-use mainstay_store::journal::Question;
 use mainstay_upstream::{Link, Server};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -24,7 +23,7 @@ pub use crate::engine::live::calls::{CALL_NAME_CHARS_MAX, Flight, InFlight};
 use crate::engine::live::gate::Gate;
 pub use crate::engine::live::gate::{Barred, Entry};
 pub use crate::engine::live::latch::Latch;
-pub use crate::engine::live::questions::AskedEarlier;
+pub use crate::engine::live::questions::{AskedEarlier, Open};
 use crate::engine::stream::{Journaled, Stream};
 
 /// A live session. Shared by the requests that it serves; owned by the engine's table.
@@ -68,7 +67,7 @@ struct Traffic {
     /// Streams of calls that a client may come back to.
     streams: BTreeMap<StreamId, Arc<Stream>>,
     /// Questions of the server that await the client's answer, by the number that they were dressed with.
-    asked: BTreeMap<StreamId, Question>,
+    asked: BTreeMap<StreamId, Open>,
     /// Questions of earlier workers that were answered to this one: no second answer goes out (R6).
     answered_before: BTreeSet<StreamId>,
     /// Calls that the client cancelled and the server did not answer in time.

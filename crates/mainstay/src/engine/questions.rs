@@ -14,22 +14,25 @@ use mainstay_core::call::RoutedId;
 use mainstay_core::code::Code;
 use mainstay_core::wire::envelope::{Envelope, error_message, splice};
 use mainstay_store::journal::{Answer, Answered, Asked, Question};
+use mainstay_upstream::Receipt;
 
 pub(crate) use self::forwarding::Forwarding;
 use crate::engine::Engine;
 use crate::engine::listen::{forward, shortly};
-use crate::engine::live::Live;
-use crate::engine::stream::{Message, RETRY_MS};
+use crate::engine::live::{Live, Open};
+use crate::engine::stream::{Custody, Message, RETRY_MS};
 use crate::runtime::spawn;
 
 impl Engine {
     /// A question of the server: noted, dressed, and answered with an error if the client stays silent. `None` for one
-    /// that the client was asked already, or can't be asked.
+    /// that the client was asked already, or can't be asked. What `receipt` is of stays with its child until it is durable
+    /// or answered.
     pub(super) fn question(
         self: &Arc<Self>,
         live: &Arc<Live>,
         message: &Bytes,
         envelope: &Envelope,
+        receipt: Option<Receipt>,
     ) -> Option<Message> {
         let span = envelope.id.clone()?;
         let original = message.slice(span.clone());
@@ -38,7 +41,8 @@ impl Engine {
         }
         let (asked, asked_at) = (self.next_streams(1), self.now());
         let question = Question { asked, original: original.clone(), asked_at, deadline: asked_at.plus(QUESTION_MAX) };
-        if live.ask(question.clone()).is_err() {
+        let custody = receipt.map(Custody::of);
+        if live.ask(question.clone(), custody.clone()).is_err() {
             let declined = declined(&original, "too many questions to this client are open");
             let live = Arc::clone(live);
             spawn(async move { forward(&live, declined).await });
@@ -51,24 +55,29 @@ impl Engine {
                 () = tokio::time::sleep(QUESTION_MAX) => {}
                 () = waiting.ended.wait() => return,
             }
-            if let Some(question) = waiting.answered(asked) {
+            if let Some(Open { question, custody }) = waiting.answered(asked) {
                 let answer = declined(&question.original, UNANSWERED);
-                engine.take_answer(&waiting, (asked, question.asked_at), answer).await;
+                engine.take_answer(&waiting, (asked, question.asked_at), answer, custody).await;
             }
         });
-        Some(Message { question: Some(question), ..Message::essential(splice(message, &[(span, &dressed)])) })
+        Some(Message { question: Some(question), custody, ..Message::essential(splice(message, &[(span, &dressed)])) })
     }
 
     /// Puts a question of a child that still runs calls of an earlier worker on the stream of the newest of these, to which
-    /// its client comes back; on the listening stream only if nothing leads to such a stream.
-    pub(super) async fn ask_apart(self: &Arc<Self>, live: &Arc<Live>, message: &Bytes, envelope: &Envelope) {
-        let Some(message) = self.question(live, message, envelope) else { return };
+    /// its client comes back; on the listening stream only if nothing leads to such a stream. Until then it stays with the
+    /// child.
+    pub(super) async fn ask_apart(self: &Arc<Self>, live: &Arc<Live>, message: Message) {
         let known = || live.unfinished_before(self.epoch.counter);
         let mut open = known();
         if open.is_none() {
             open = self.newest_open(live).await.filter(|stream| !stream.is_finished());
         }
-        if open.is_none() && self.until(COME_BACK_MAX, || known().is_some() || !live.link.runs_earlier_calls()).await {
+        if open.is_none() {
+            let is_clear = || known().is_some() || !live.link.runs_earlier_calls() || live.ended.is_set();
+            if !self.until(COME_BACK_MAX, is_clear).await {
+                // Where nobody reads it would only be further from its client.
+                self.until(QUESTION_MAX, || is_clear() || live.is_read()).await;
+            }
             open = known();
         }
         open.as_ref().unwrap_or(&live.listen).push(message);
@@ -80,16 +89,16 @@ impl Engine {
         let Some(id) = RoutedId::decode(&message[span.clone()]) else { return };
         // A question of an earlier worker is not in memory.
         let earlier = id.stream.epoch < self.epoch.counter;
-        let (original, asked_at) = if earlier {
-            (id.original, live.asked_earlier_at(id.stream).unwrap_or_else(|| self.now()))
+        let (original, asked_at, custody) = if earlier {
+            (id.original, live.asked_earlier_at(id.stream).unwrap_or_else(|| self.now()), None)
         } else {
-            let Some(question) = live.answered(id.stream) else { return };
-            (question.original, question.asked_at)
+            let Some(Open { question, custody }) = live.answered(id.stream) else { return };
+            (question.original, question.asked_at, custody)
         };
         let answer = splice(message, &[(span, &original)]).into();
         let (engine, live) = (Arc::clone(self), Arc::clone(live));
         // From here on nobody else has it: it must not go with the connection that it came by.
-        shortly(async move { engine.take_answer(&live, (id.stream, asked_at), answer).await }).await;
+        shortly(async move { engine.take_answer(&live, (id.stream, asked_at), answer, custody).await }).await;
     }
 
     /// Answers the questions of earlier workers whose time is over with an error in the client's place. A child's question

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::engine::stream::log::{Log, Logged, own};
-pub use crate::engine::stream::message::Message;
+pub use crate::engine::stream::message::{Custody, Message};
 pub use crate::engine::stream::reader::{KEEP_ALIVE, RETRY_MS, Reader, STILL_HERE, announce, named};
 use crate::runtime::Clock;
 
@@ -251,47 +251,55 @@ impl Stream {
     }
 
     fn append(&self, message: Message, ending: Option<Ending>) -> Option<u64> {
+        let mut durable = None;
         let placed = {
             let mut log = self.log.lock();
             if log.finished {
                 return None;
             }
-            let Message { bytes, weight, source, question } = message;
+            let Message { bytes, weight, source, question, custody } = message;
             let bytes = own(bytes);
             let sequence = log.next_sequence;
             log.next_sequence += 1;
             log.bytes += bytes.len();
             log.events.push_back(Logged { sequence, last: ending.is_some(), weight, message: bytes.clone() });
             log.finished = ending.is_some();
-            let waits =
-                log.is_kept && !log.is_foreign && self.keep_event(sequence, (bytes, weight, source), ending, question);
-            if !waits {
-                log.refused.push_back(sequence);
+            let is_ours = log.is_kept && !log.is_foreign;
+            match is_ours.then(|| self.keep_event(sequence, (bytes, weight, source), ending, question)) {
+                Some(Ok(Accepted::Queued)) => log.in_custody.extend(custody.map(|custody| (sequence, custody))),
+                Some(Ok(Accepted::Kept)) => {
+                    log.refused.push_back(sequence);
+                    durable = custody;
+                }
+                // What can't be kept here stays where it came from until it is answered.
+                Some(Err(_)) | None => log.refused.push_back(sequence),
             }
             let settled = log.settled_through;
             log.settle(settled);
             log.shrink();
             sequence
         };
+        durable.inspect(Custody::let_go);
         self.changed.notify_waiters();
         Some(placed)
     }
 
-    /// Hands an event to the journal, with the question that it asks. Whether the journal will say when it may be sent.
+    /// Hands an event to the journal, with the question that it asks. One that is queued may be sent once the journal says
+    /// so.
     fn keep_event(
         &self,
         sequence: u64,
         (message, weight, source): (Bytes, Weight, Option<Source>),
         ending: Option<Ending>,
         question: Option<Question>,
-    ) -> bool {
-        let Some(journaled) = &self.journal else { return false };
+    ) -> Result<Accepted, Lost> {
+        let Some(journaled) = &self.journal else { return Ok(Accepted::Kept) };
         let event = Event { sequence, ending, weight, message, source, at: journaled.clock.now() };
         let content = match question {
             Some(question) => Content::Question(Box::new(question), event),
             None => Content::Event(event),
         };
-        self.keep(content) == Ok(Accepted::Queued)
+        self.keep(content)
     }
 
     /// Hands something to the journal, which takes it in the order in which it is handed over.
@@ -313,10 +321,14 @@ impl Stream {
 
 impl Witness for Stream {
     fn durable(&self, through: u64) {
+        let durable = self.log.lock().durable(through);
+        durable.iter().for_each(Custody::let_go);
         self.settled(through);
     }
 
     fn lost(&self, sequence: u64, why: Lost) {
+        // It is not durable, and stays with whoever asks.
+        self.log.lock().in_custody.retain(|(place, _)| *place != sequence);
         // Somebody else goes on with the stream: this worker must not send what he may send otherwise.
         if why == Lost::Claimed {
             self.log.lock().is_taken = true;

@@ -21,6 +21,7 @@ use super::acks::Release;
 use super::end::{End, Why};
 use super::mask::Mask;
 use super::oversize::{self, Lost};
+use super::receipt::Receipt;
 use super::slot::Delivery;
 use super::supervision::Lease;
 use super::table::{Owner, Place, Rejoined, Relief, Table, answer_tag_of, tag_of};
@@ -65,7 +66,9 @@ pub(super) struct Registration {
 enum Aftermath {
     Nothing,
     /// For the session's listening stream.
-    Tell(Bytes, Kind),
+    Tell(Bytes),
+    /// The same, and the client is to answer. The frame is not dealt with before that is durable.
+    Ask(Bytes, u64),
     /// For the child.
     Reply(Bytes),
 }
@@ -393,7 +396,7 @@ impl Running {
     }
 
     /// A message of the frame is dealt with.
-    fn delivered(&self, number: u64) {
+    pub(super) fn delivered(&self, number: u64) {
         self.change(|table| table.acks.delivered(number));
     }
 
@@ -412,10 +415,14 @@ impl Running {
             }
             Sort::Message => match table.owner_of(scanned, &bytes) {
                 Owner::Call(slot) => {
-                    slot.push(Delivery::Message { bytes, number });
+                    slot.push(match scanned.kind {
+                        Kind::Request => Delivery::Question { bytes, number },
+                        Kind::Notification | Kind::Result | Kind::Error => Delivery::Message { bytes, number },
+                    });
                     return Aftermath::Nothing;
                 }
-                Owner::Session => Aftermath::Tell(bytes, scanned.kind),
+                Owner::Session if scanned.kind == Kind::Request => return Aftermath::Ask(bytes, number),
+                Owner::Session => Aftermath::Tell(bytes),
                 Owner::Nobody if table.keep_progress(number, scanned, &bytes) => return Aftermath::Nothing,
                 Owner::Nobody => Aftermath::Nothing,
             },
@@ -429,8 +436,9 @@ impl Running {
         match aftermath {
             Aftermath::Nothing => {}
             Aftermath::Reply(message) => self.reply(message),
-            Aftermath::Tell(message, Kind::Request) => {
-                if !self.notices.tell(Notice::Message(message.clone())).await
+            Aftermath::Ask(message, frame) => {
+                let receipt = Receipt::new(Arc::clone(self), frame);
+                if !self.notices.tell(Notice::Question { message: message.clone(), receipt }).await
                     && let Ok(scanned) = envelope::scan(&message)
                     && let Some(id) = wire::id_of(&scanned, &message)
                 {
@@ -440,7 +448,7 @@ impl Running {
                     self.reply(envelope::error_message(Some(id), wire::INTERNAL_ERROR, text, None).into());
                 }
             }
-            Aftermath::Tell(message, Kind::Notification | Kind::Result | Kind::Error) => {
+            Aftermath::Tell(message) => {
                 if !self.notices.offer(Notice::Message(message)) {
                     Upstreams::count(&self.upstreams.counters.notices_dropped);
                 }
@@ -483,14 +491,20 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// What comes next for the call. Cancel-safe; what is taken counts as delivered, but for the answer to a call that
-    /// later workers can be asked for: that call must be settled.
+    /// later workers can be asked for: that call must be settled; and for a question, of which a [receipt](Self::receipt)
+    /// must be made.
     pub(super) async fn next(&mut self) -> Delivery {
         let delivery = self.place.slot.next().await;
         self.done |= matches!(delivery, Delivery::Response { .. } | Delivery::Oversize);
-        if let Some(number) = delivery.number() {
+        if let Some(number) = delivery.number().filter(|_| !matches!(delivery, Delivery::Question { .. })) {
             self.running.delivered(number);
         }
         delivery
+    }
+
+    /// For the question of that frame, which was taken.
+    pub(super) fn receipt(&self, frame: u64) -> Receipt {
+        Receipt::new(Arc::clone(&self.running), frame)
     }
 }
 

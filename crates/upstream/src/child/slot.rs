@@ -15,6 +15,11 @@ pub(super) enum Delivery {
         bytes: Bytes,
         number: u64,
     },
+    /// A message that asks the client: its frame stays in custody until that is durable.
+    Question {
+        bytes: Bytes,
+        number: u64,
+    },
     Response {
         bytes: Bytes,
         /// `None` if the frame stays in custody until the call is settled.
@@ -27,10 +32,10 @@ pub(super) enum Delivery {
 }
 
 impl Delivery {
-    /// The frame that is delivered by it.
+    /// The frame that it is of, if that is delivered with it or once its reader is done with it.
     pub(super) fn number(&self) -> Option<u64> {
         match self {
-            Self::Message { number, .. } => Some(*number),
+            Self::Message { number, .. } | Self::Question { number, .. } => Some(*number),
             Self::Response { number, .. } => *number,
             Self::Oversize | Self::Gone => None,
         }

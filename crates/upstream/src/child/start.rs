@@ -214,6 +214,7 @@ impl Child {
                 Delivery::Response { bytes, .. } => return Ok((id, bytes)),
                 // Nothing that comes before it matters here.
                 Delivery::Message { .. } => {}
+                Delivery::Question { number, .. } => drop(waiting.receipt(number)),
                 Delivery::Oversize => return Err(self.oversize()),
                 Delivery::Gone => return Err(self.exited(&running.ended().await)),
             }

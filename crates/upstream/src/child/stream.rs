@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::end::End;
+use super::receipt::Receipt;
 use super::running::Waiting;
 use super::slot::Delivery;
 use super::{Child, Tries};
@@ -19,6 +20,8 @@ pub(crate) struct ChildStream {
     phase: Phase,
     ready: VecDeque<Incoming>,
     frame: Option<u64>,
+    /// Of the question that came last.
+    receipt: Option<Receipt>,
 }
 
 /// Who sent the call.
@@ -53,12 +56,18 @@ impl ChildStream {
             phase: Phase::Waiting(waiting),
             ready: VecDeque::new(),
             frame: None,
+            receipt: None,
         }
     }
 
     /// The frame that the last message came in.
     pub(crate) fn frame(&self) -> Option<u64> {
         self.frame
+    }
+
+    /// See [`AnswerStream::take_receipt`](crate::AnswerStream::take_receipt).
+    pub(crate) fn take_receipt(&mut self) -> Option<Receipt> {
+        self.receipt.take()
     }
 
     pub(super) fn put_back(&mut self, incoming: Incoming) {
@@ -81,6 +90,11 @@ impl ChildStream {
                 Phase::Waiting(waiting) => match waiting.next().await {
                     Delivery::Message { bytes, number } => {
                         self.frame = Some(number);
+                        return Ok(Incoming::Message(bytes));
+                    }
+                    Delivery::Question { bytes, number } => {
+                        self.frame = Some(number);
+                        self.receipt = Some(waiting.receipt(number));
                         return Ok(Incoming::Message(bytes));
                     }
                     Delivery::Response { bytes, .. } => {

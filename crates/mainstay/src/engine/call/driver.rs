@@ -12,7 +12,7 @@ use mainstay_core::time::Timestamp;
 use mainstay_core::wire::envelope::{Envelope, Kind, member, scan};
 use mainstay_core::wire::method::Method;
 use mainstay_store::journal::{self, Content, Ending};
-use mainstay_upstream::{Answer, AnswerStream, Failure, Incoming, Position};
+use mainstay_upstream::{Answer, AnswerStream, Failure, Incoming, Position, Receipt};
 
 use super::{Request, failed, refusal_message, unknown};
 use crate::engine::live::{Flight, Live};
@@ -43,6 +43,12 @@ impl Stage {
             Position::Frame(number) => Source::Frame(number),
             Position::EventId(id) => Source::EventId(id.into()),
         })
+    }
+
+    /// The receipt of the question that came last.
+    fn take_receipt(&mut self) -> Option<Receipt> {
+        let Self::Coming(stream) = self else { return None };
+        stream.take_receipt()
     }
 
     pub(super) fn of(answer: Answer) -> Self {
@@ -155,8 +161,9 @@ impl Driver {
             match incoming {
                 Ok(Incoming::Message(message)) => {
                     self.position = self.stage.position();
+                    let receipt = self.stage.take_receipt();
                     if !self.is_known()
-                        && let Some(message) = self.message(&message)
+                        && let Some(message) = self.message(&message, receipt)
                     {
                         return Step::Message(message.from_source(self.position.clone()));
                     }
@@ -316,7 +323,7 @@ impl Driver {
     }
 
     /// A message of the server that belongs to this call, as the client sees it; `None` if it is not for the client.
-    fn message(&mut self, message: &Bytes) -> Option<Message> {
+    fn message(&mut self, message: &Bytes, receipt: Option<Receipt>) -> Option<Message> {
         let envelope = scan(message).ok()?;
         let method = envelope.method_name(message).map(|name| Method::of(&name))?;
         if method == Method::Progress && envelope.kind == Kind::Notification {
@@ -326,7 +333,7 @@ impl Driver {
             }
             self.progress = progress.unwrap_or(self.progress);
         }
-        self.engine.server_message(&self.live, message, &envelope)
+        self.engine.server_message(&self.live, message, &envelope, receipt)
     }
 
     /// Whether an earlier worker has dealt with what just came: the keeper gives again what was not acknowledged.

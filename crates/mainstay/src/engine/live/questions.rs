@@ -8,10 +8,19 @@ use mainstay_core::time::Timestamp;
 use mainstay_store::journal::Question;
 
 use crate::engine::live::{Crowded, Live};
+use crate::engine::stream::Custody;
 
 /// What a child has asked its client through earlier workers, by the numbers that it was dressed with; `None` if that is
 /// not known.
 pub type AskedEarlier = Option<BTreeMap<StreamId, Question>>;
+
+/// A question that awaits its answer.
+pub struct Open {
+    /// The question.
+    pub question: Question,
+    /// Holds it where it came from, if it is not durable yet.
+    pub custody: Option<Custody>,
+}
 
 impl Live {
     /// How many questions of the server are open.
@@ -23,17 +32,17 @@ impl Live {
     ///
     /// # Errors
     /// Too many questions are open.
-    pub fn ask(&self, question: Question) -> Result<(), Crowded> {
+    pub fn ask(&self, question: Question, custody: Option<Custody>) -> Result<(), Crowded> {
         let mut traffic = self.traffic.lock();
         if traffic.asked.len() >= ASKED_MAX {
             return Err(Crowded);
         }
-        traffic.asked.insert(question.asked, question);
+        traffic.asked.insert(question.asked, Open { question, custody });
         Ok(())
     }
 
     /// Takes an open question back: `Some` for the first answer only (R6).
-    pub fn answered(&self, asked: StreamId) -> Option<Question> {
+    pub fn answered(&self, asked: StreamId) -> Option<Open> {
         self.traffic.lock().asked.remove(&asked)
     }
 
@@ -61,7 +70,9 @@ impl Live {
 
     /// The dressed id of the open question that the server knows as `original`.
     pub fn asked_as(&self, original: &[u8]) -> Option<StreamId> {
-        self.traffic.lock().asked.values().find(|question| question.original == original).map(|question| question.asked)
+        let traffic = self.traffic.lock();
+        let mut open = traffic.asked.values().map(|open| &open.question);
+        open.find(|question| question.original == original).map(|question| question.asked)
     }
 }
 

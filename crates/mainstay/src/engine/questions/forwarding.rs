@@ -18,6 +18,7 @@ use super::QUESTIONS_PASS_MAX;
 use crate::engine::Engine;
 use crate::engine::listen::{SHORTLY, shortly};
 use crate::engine::live::Live;
+use crate::engine::stream::Custody;
 use crate::engine::tally::{Counted, Tally};
 use crate::runtime::spawn;
 
@@ -41,6 +42,8 @@ pub(super) struct InHand {
     engine: Arc<Engine>,
     place: (SessionKey, StreamId),
     _counted: Option<Counted>,
+    /// Holds the question with who asked until the answer is there, if the journal does not know it.
+    custody: Option<Custody>,
 }
 
 impl Drop for InHand {
@@ -57,7 +60,7 @@ impl Engine {
             return None;
         }
         let counted = live.server.is_http().then(|| self.forwarding.to_http.enter());
-        Some(InHand { engine: Arc::clone(self), place, _counted: counted })
+        Some(InHand { engine: Arc::clone(self), place, _counted: counted, custody: None })
     }
 
     /// The worker that has put the question `asked` to the client of `live`, if that has handed over and still lives: it
@@ -69,8 +72,15 @@ impl Engine {
 
     /// Puts an answer on record. If it is the first it goes to the server: by this worker, or by the one that asked, which
     /// looks for it there.
-    pub(super) async fn take_answer(self: &Arc<Self>, live: &Arc<Live>, asked: (StreamId, Timestamp), answer: Bytes) {
-        let Some(in_hand) = self.take_in_hand(live, asked.0) else { return };
+    pub(super) async fn take_answer(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        asked: (StreamId, Timestamp),
+        answer: Bytes,
+        custody: Option<Custody>,
+    ) {
+        let Some(mut in_hand) = self.take_in_hand(live, asked.0) else { return };
+        in_hand.custody = custody;
         let leaver = self.asker_that_leaves(live, asked.0).filter(|_| answer.len() <= MESSAGE_BYTES_MAX);
         let by = leaver.map_or(self.epoch.counter, |leaver| leaver.counter);
         let noting = self.journal.answered(live.key, asked.0, Answer { message: answer.clone(), by, at: self.now() });

@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use mainstay_store::journal::Weight;
 
+use crate::engine::stream::message::Custody;
+
 /// What a stream has in memory.
 pub(super) struct Log {
     pub(super) events: VecDeque<Logged>,
@@ -26,6 +28,8 @@ pub(super) struct Log {
     pub(super) is_taken: bool,
     /// Whether another worker appends to the stream, and what it appends is copied here: nothing goes to the journal.
     pub(super) is_foreign: bool,
+    /// Questions that are not known to be durable, by their places.
+    pub(super) in_custody: VecDeque<(u64, Custody)>,
 }
 
 /// One event.
@@ -53,6 +57,7 @@ impl Log {
             delivery_told: false,
             is_taken: false,
             is_foreign: false,
+            in_custody: VecDeque::new(),
         }
     }
 
@@ -75,6 +80,12 @@ impl Log {
             let refused = self.refused.pop_front().unwrap_or_default();
             self.settled_through = self.settled_through.max(refused);
         }
+    }
+
+    /// The questions up to the event `through`, which are durable now.
+    pub(super) fn durable(&mut self, through: u64) -> Vec<Custody> {
+        let count = self.in_custody.iter().take_while(|(sequence, _)| *sequence <= through).count();
+        self.in_custody.drain(..count).map(|(_, custody)| custody).collect()
     }
 
     /// Whether a reader has taken everything that was appended.
