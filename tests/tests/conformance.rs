@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use mainstay_tests::Gateway;
-use mainstay_tests::suite::{Fixture, node, run_suite};
+use mainstay_tests::suite::{ClientRun, Fixture, node, run_suite};
 use serde_json::Value;
 use std::process::Stdio;
 use std::time::Duration;
@@ -51,6 +51,51 @@ async fn e6_all_of_2025_11_25_passes_in_front_of_a_server_without_sessions() -> 
     ensure!(verdict.passed, "{}", verdict.summary);
     ensure!(verdict.scenarios.values().all(|checks| checks.failed == 0), "{}", verdict.summary);
     Ok(())
+}
+
+/// Lets a client of an era go through a gateway to the suite's servers, one for each scenario, which judge what comes.
+async fn clients_pass(revision: &str, era: &str, scenarios: &[&str]) -> Result<()> {
+    // The suite's servers speak one era each, and answer what they don't know as if they did.
+    let of_server = if revision == "2026-07-28" { "modern" } else { "legacy" };
+    let mut config = String::new();
+    let mut ports = Vec::new();
+    for index in 0..scenarios.len() {
+        let port = mainstay_tests::lasting_port()?.port();
+        config += &format!("[servers.s{index}]\nurl = \"http://127.0.0.1:{port}/mcp\"\nera = \"{of_server}\"\n");
+        ports.push(port);
+    }
+    let gateway = Gateway::start(&config, &[]).await?;
+    for (index, (scenario, port)) in scenarios.iter().zip(ports).enumerate() {
+        let url = gateway.url(&format!("s{index}"))?;
+        ClientRun { revision, scenario, era, url: &url, port }.pass().await?;
+    }
+    Ok(())
+}
+
+const LEGACY_SCENARIOS: [&str; 4] = ["initialize", "tools_call", "elicitation-sep1034-client-defaults", "sse-retry"];
+const MODERN_SCENARIOS: [&str; 7] = [
+    "tools_call",
+    "request-metadata",
+    "sep-2322-client-request-state",
+    "http-standard-headers",
+    "http-custom-headers",
+    "http-invalid-tool-headers",
+    "json-schema-ref-no-deref",
+];
+
+#[tokio::test]
+async fn e6_servers_of_2025_11_25_find_nothing_wrong_with_the_gateway_as_a_client() -> Result<()> {
+    clients_pass("2025-11-25", "legacy", &LEGACY_SCENARIOS).await
+}
+
+#[tokio::test]
+async fn e6_servers_of_2026_07_28_find_nothing_wrong_with_clients_that_are_passed_through() -> Result<()> {
+    clients_pass("2026-07-28", "modern", &MODERN_SCENARIOS).await
+}
+
+#[tokio::test]
+async fn e6_servers_of_2026_07_28_find_nothing_wrong_with_the_gateway_in_front_of_sessions() -> Result<()> {
+    clients_pass("2026-07-28", "legacy", &MODERN_SCENARIOS).await
 }
 
 #[tokio::test]

@@ -32,6 +32,8 @@ enum Step {
     Done(Dispatched),
     /// The server misses headers, or reads them otherwise: what it answered.
     HeaderMismatch(Bytes),
+    /// The server says that it does not speak the revision, and that it does: what it answered.
+    VersionRefused(Bytes),
     /// As a server answers that is not modern: what it said, if that was an answer at all.
     OtherEra(Failure, Option<Bytes>),
     /// There is no answer.
@@ -71,6 +73,11 @@ impl Bridge {
                     refreshed = true;
                     Upstreams::count(&self.upstreams.counters.repeated);
                 }
+                Step::VersionRefused(answer) => {
+                    if !self.may_insist(&mut tries) {
+                        return Ok((Dispatched::Whole(answer), tries));
+                    }
+                }
                 Step::OtherEra(failure, answer) => {
                     return self.doubted(failure, answer).await.map(|answer| (Dispatched::Whole(answer), tries));
                 }
@@ -104,11 +111,26 @@ impl Bridge {
             };
             match step {
                 Step::Done(Dispatched::Whole(body)) | Step::HeaderMismatch(body) => return Ok(body),
+                Step::VersionRefused(body) => {
+                    if !self.may_insist(tries) {
+                        return Ok(body);
+                    }
+                }
                 Step::OtherEra(failure, answer) => return self.doubted(failure, answer).await,
                 Step::Done(Dispatched::Events(_)) => return Err(self.protocol("it answered a refusal with events")),
                 Step::Not(trouble) => self.try_again(trouble, tries, || true).await?,
             }
         }
+    }
+
+    /// Whether a request is sent once more in the revision that was refused and is said to be spoken: it was refused before
+    /// anything was done, and there is no other revision to try (2026-07-28, Versioning).
+    fn may_insist(&self, tries: &mut Tries) -> bool {
+        let may = tries.spend_repetition();
+        if may {
+            Upstreams::count(&self.upstreams.counters.repeated);
+        }
+        may
     }
 
     /// Waits until the request may be sent once more after `trouble`, or tells what became of it.
@@ -215,6 +237,7 @@ impl Bridge {
             Verdict::Answer => match (answer(), self.spoken_by(seen)) {
                 (Some(answer), Spoken::Modern) => Step::Done(Dispatched::Whole(answer)),
                 (Some(answer), Spoken::Headers) => Step::HeaderMismatch(answer),
+                (Some(answer), Spoken::Version) => Step::VersionRefused(answer),
                 (Some(answer), Spoken::Other) => Step::OtherEra(refusal(), Some(answer)),
                 (None, _) => Step::Not(Trouble::Failed(refusal())),
             },
@@ -236,7 +259,7 @@ impl Bridge {
             Some(modern::UNSUPPORTED_VERSION) => {
                 let data = envelope::member(seen.body, error, "data");
                 let ours = data.is_some_and(|data| names_version(seen.body, &data, "supported"));
-                if ours { Spoken::Modern } else { Spoken::Other }
+                if ours { Spoken::Version } else { Spoken::Other }
             }
             // What servers say that look for a session: the rest of the numbers stands for the request itself.
             Some(-32019..=-32000 | -32600) if seen.status < 500 => Spoken::Other,
@@ -295,6 +318,8 @@ enum Spoken {
     Modern,
     /// A modern server's, about the headers.
     Headers,
+    /// A modern server's, about the revision, which it speaks all the same.
+    Version,
     /// A server's that is not modern.
     Other,
 }
