@@ -393,3 +393,96 @@ async fn u4_the_former_worker_makes_no_session_that_nobody_would_know_of() -> Re
     assert_eq!((stand.up.count("/initializes").await?, stand.up.executions("incr").await?), (2, 1), "here it is made");
     Ok(())
 }
+
+/// Has the server take so long for the next request of `method` that its worker has given way by then.
+async fn linger(up: &UpH, method: &str, how: &str) -> Result<()> {
+    up.gap(json!({"kind": how, "method": method, "ms": 8000})).await
+}
+
+/// What the server's session knows of itself.
+async fn facts(client: &RawClient) -> Result<Value> {
+    client.call_through("whoami", json!({})).await?.json()
+}
+
+#[tokio::test]
+async fn u4_settings_that_the_former_worker_is_granted_are_set_again_by_its_successor_after_a_loss() -> Result<()> {
+    let mut stand = Stand::start().await?;
+    let client = stand.open().await?;
+    client.request("resources/subscribe", json!({"uri": "test://kept"})).await?.result()?;
+    for (method, how) in [
+        ("resources/subscribe", "delay"),
+        ("logging/setLevel", "delay"),
+        // Refused, whatever the server has made of it.
+        ("resources/unsubscribe", "rpc_error"),
+    ] {
+        linger(&stand.up, method, how).await?;
+    }
+    let asking = |method: &'static str, params: Value| {
+        let client = client.clone();
+        tokio::spawn(async move { client.request(method, params).await })
+    };
+    let subscribing = asking("resources/subscribe", json!({"uri": "test://late"}));
+    let levelling = asking("logging/setLevel", json!({"level": "warning"}));
+    let leaving = asking("resources/unsubscribe", json!({"uri": "test://kept"}));
+    wait_until("the server has all of them", BOUND, async || {
+        let posts = stand.up.requests("POST").await.unwrap_or_default();
+        let methods = ["resources/subscribe", "logging/setLevel", "resources/unsubscribe"];
+        let count = |method: &str| posts.iter().filter(|post| post["body"]["method"] == method).count();
+        methods.map(count) == [2, 1, 1]
+    })
+    .await?;
+    let leaver = stand.reload().await?;
+    assert!(subscribing.await??.result().is_ok() && levelling.await??.result().is_ok());
+    assert!(leaving.await??.result().is_err());
+    is_gone(leaver).await?;
+    stand.has_calls(0).await?;
+    stand.up.forget().await?;
+    let facts = facts(&client).await?;
+    assert_eq!(facts["subscriptions"], json!(["test://kept", "test://late"]), "{facts}");
+    assert_eq!(facts["level"], "warning", "{facts}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn u4_a_setting_that_the_former_worker_is_granted_holds_at_its_successors_own_connection() -> Result<()> {
+    let up = UpL::start().await?;
+    let config = up.toml("h");
+    let mut gateway = Gateway::start(&config, &[]).await?;
+    let client = RawClient::open(&gateway.url("h")?, VERSION).await?.with_fresh_connections()?;
+    linger(&up, "resources/subscribe", "delay").await?;
+    let subscribing = {
+        let client = client.clone();
+        tokio::spawn(async move { client.request("resources/subscribe", json!({"uri": "test://late"})).await })
+    };
+    wait_until("the server has it", BOUND, async || {
+        up.requests("resources/subscribe").await.is_ok_and(|seen| seen.len() == 1)
+    })
+    .await?;
+    let leaver = Proc::of(gateway.worker().await?.pid).context("the worker in charge")?;
+    gateway.rewrite_config(&format!("{config}[session]\ndrain_grace = \"11s\"\n"))?;
+    ensure!(gateway.cli(&["reload"]).await?.status.success(), "{}", gateway.log());
+    // The successor has a connection of its own by the time that the former worker is answered.
+    facts(&client).await?;
+    assert!(subscribing.await??.result().is_ok());
+    is_gone(leaver).await?;
+    wait_until("the subscription to hold", BOUND, async || {
+        facts(&client).await.is_ok_and(|facts| facts["subscriptions"] == json!(["test://late"]))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn r4_a_cursor_of_a_living_former_worker_that_leads_to_nothing_is_told_soon() -> Result<()> {
+    let mut stand = Stand::start().await?;
+    let client = stand.open().await?;
+    let kept = Asked::of(&client).await?;
+    let leaver = stand.reload().await?;
+    let mut parts: Vec<&str> = kept.primed.split('-').collect();
+    parts[2] = "999999";
+    let outcome = client.get_stream(Some(&parts.join("-"))).await?.finish(BOUND).await?;
+    assert_eq!(outcome.named_outcome(), Some("outcome_unknown"), "{outcome:?}");
+    assert!(leaver.is_alive());
+    release(&client, &kept.question).await?;
+    assert!(kept.exchange.finish(BOUND).await?.result().is_ok(), "the call that is there goes on");
+    is_gone(leaver).await
+}

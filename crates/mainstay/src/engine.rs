@@ -26,7 +26,7 @@ pub mod suspend;
 pub mod tally;
 pub mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -126,6 +126,8 @@ pub struct Engine {
     pub(crate) outstaying: Tally,
     /// Earlier workers that stay for calls.
     pub(crate) leavers: Leavers,
+    /// Calls to whose change of a setting the server has agreed while this worker gives way.
+    pub(crate) agreed: Mutex<BTreeSet<(SessionKey, StreamId)>>,
     /// Clients' answers on their way to servers.
     pub(crate) forwarding: Forwarding,
     pub(crate) metrics: Metrics,
@@ -259,6 +261,7 @@ impl Engine {
             openings: Tally::default(),
             outstaying: Tally::default(),
             leavers: parts.leavers,
+            agreed: Mutex::default(),
             forwarding: Forwarding::default(),
             metrics: parts.metrics,
             key_folder: parts.key_folder,

@@ -37,7 +37,7 @@ use mainstay_core::call::StreamId;
 use mainstay_core::id::{Epoch, SessionKey};
 use mainstay_core::time::Timestamp;
 
-pub use self::call::{Call, Ending, StreamRecord};
+pub use self::call::{Call, Ending, Head, StreamRecord};
 use self::counters::Meters;
 pub use self::counters::{APPEND_SECONDS, Counters};
 use self::database::{Database, Ring};
@@ -166,6 +166,16 @@ impl Journal {
     /// As [`replay`](Self::replay).
     pub async fn find(&self, session: SessionKey, stream: StreamId) -> Result<Option<StreamRecord>, Failure> {
         self.read(move |database| database.stream_record(session, stream)).await
+    }
+
+    /// Where each of these streams stands, in their order; `None` for one that is not known. Opens nothing that is sealed, so
+    /// it may be asked often.
+    ///
+    /// # Errors
+    ///
+    /// As [`replay`](Self::replay).
+    pub async fn heads(&self, streams: Vec<(SessionKey, StreamId)>) -> Result<Vec<Option<Head>>, Failure> {
+        self.read(move |database| database.heads(&streams)).await
     }
 
     /// Every stream of `session` that is kept, the oldest first.

@@ -170,6 +170,18 @@ impl Store {
         }
     }
 
+    /// Those of `keys` whose sessions have ended, as far as that is still kept.
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub async fn ended_of(&self, keys: Vec<SessionKey>) -> Result<Vec<SessionKey>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.ended_of(keys).await,
+            Self::Memory(store) => Ok(store.ended_of(keys)),
+        }
+    }
+
     /// What is known of every id whose ref is `session_ref`; at most 16 of them.
     ///
     /// # Errors

@@ -73,6 +73,12 @@ impl MemoryStore {
         self.read().find(key)
     }
 
+    pub(crate) fn ended_of(&self, mut keys: Vec<SessionKey>) -> Vec<SessionKey> {
+        let tables = self.read();
+        keys.retain(|key| matches!(tables.find(*key), Stored::Ended(_)));
+        keys
+    }
+
     pub(crate) fn find_ref(&self, session_ref: SessionRef) -> Vec<(SessionKey, Stored)> {
         let tables = self.read();
         let keys = tables.keys_from(first_key(session_ref)).take_while(|key| key.session_ref() == session_ref);

@@ -92,6 +92,10 @@ impl SqliteStore {
         self.read(move |reader| reader.find(key)).await
     }
 
+    pub(crate) async fn ended_of(&self, keys: Vec<SessionKey>) -> Result<Vec<SessionKey>, StoreError> {
+        self.read(move |reader| reader.ended_of(&keys)).await
+    }
+
     pub(crate) async fn find_ref(&self, session_ref: SessionRef) -> Result<Vec<(SessionKey, Stored)>, StoreError> {
         self.read(move |reader| reader.find_ref(session_ref)).await
     }

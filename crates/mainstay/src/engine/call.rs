@@ -6,6 +6,7 @@
 mod driver;
 mod follow;
 pub(crate) mod relay;
+mod setting;
 pub(crate) mod take_up;
 mod unclaimed;
 
@@ -21,7 +22,8 @@ use mainstay_store::journal::{self, Content, Ending};
 use mainstay_upstream::{Call, Failure, Outcome, Server};
 
 pub(crate) use self::driver::linger;
-use self::driver::{Carried, Driver, Going, Origin, Setting, Stage, Step};
+use self::driver::{Carried, Driver, Going, Origin, Stage, Step};
+pub(crate) use self::setting::Setting;
 use crate::engine::live::{CALL_NAME_CHARS_MAX, InFlight, Live};
 use crate::engine::stream::{Message, Reader, Stream};
 use crate::engine::{EMPTY_OBJECT, Engine, HOLD, Refused, rewrite};
@@ -104,7 +106,8 @@ impl Engine {
         let method = request.method;
         let named = Setting::named_by(&request);
         let name = shown(method, named.as_deref());
-        let call = InFlight { client_id: original.clone(), stream, method, name, since, is_elsewhere: false };
+        let setting = named.clone().filter(|_| Setting::is_changed_by(method));
+        let call = InFlight { client_id: original.clone(), stream, method, name, setting, since, is_elsewhere: false };
         let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| {
             let text = "the limit `session.calls_in_flight_max` is reached; wait until a call of this session ends";
             Refused::at_limit(Code::LimitReached, Limit::CallsInFlight, text)

@@ -7,10 +7,12 @@
 
 pub mod changes;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mainstay_core::id::SessionKey;
 use mainstay_core::time::Timestamp;
 use mainstay_keeper::client::HandoverRefused;
 use mainstay_keeper::{Handover, HandoverOutcome, UNCHANGED};
@@ -160,6 +162,10 @@ impl Engine {
         self.remember_servers();
         self.left.set();
         let recorded = self.record_calls();
+        // What was agreed to since those were written, by calls that are over by now.
+        let agreed: BTreeSet<SessionKey> = self.agreed.lock().iter().map(|(session, _)| *session).collect();
+        let lives = agreed.into_iter().filter_map(|session| self.live.get(&session).map(|live| Arc::clone(&live)));
+        lives.filter_map(|live| live.link.record()).for_each(|record| self.store.hint(Write::Resume(record)));
         self.flush().await;
         recorded
     }

@@ -10,6 +10,7 @@
 //! In its successor a leaver's call counts as one in flight (`oversee`): operators see it, a drain waits for it, its
 //! session is not idle, a cancellation finds it.
 
+mod looks;
 mod oversee;
 mod presence;
 mod stay;
@@ -21,7 +22,7 @@ use mainstay_core::call::StreamId;
 use mainstay_core::id::{Epoch, SessionKey};
 use parking_lot::Mutex;
 
-pub(crate) use self::oversee::FOLLOW_PAUSE;
+use self::looks::Looks;
 pub use self::presence::Presence;
 pub(crate) use self::stay::Recorded;
 
@@ -33,18 +34,19 @@ pub struct Leavers {
     living: Mutex<BTreeSet<Epoch>>,
     /// The streams of theirs that somebody sees to.
     overseen: Mutex<BTreeSet<(SessionKey, StreamId)>>,
+    looks: Looks,
 }
 
 impl Leavers {
     /// There are none, and never will be: the ledger is in memory.
     pub fn none() -> Self {
-        Self { folder: None, living: Mutex::default(), overseen: Mutex::default() }
+        Self { folder: None, living: Mutex::default(), overseen: Mutex::default(), looks: Looks::default() }
     }
 
     /// Those whose presence is declared in `folder`. Of those that are gone nothing is left behind.
     pub fn look(folder: PathBuf) -> Self {
         let living = presence::present(&folder);
-        Self { folder: Some(folder), living: Mutex::new(living), overseen: Mutex::default() }
+        Self { folder: Some(folder), living: Mutex::new(living), overseen: Mutex::default(), looks: Looks::default() }
     }
 
     /// Declares that the worker of `epoch` lives on while its successor serves, for as long as the process holds what is

@@ -86,6 +86,17 @@ impl Ending {
     }
 }
 
+/// Where a stream stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Who may append.
+    pub claim: Epoch,
+    /// The highest sequence that was ever kept; 0 before the first event.
+    pub last_sequence: u64,
+    /// How it ended; none while it is open.
+    pub ending: Option<Ending>,
+}
+
 /// What is known of a stream, apart from its events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamRecord {

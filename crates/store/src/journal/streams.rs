@@ -6,7 +6,7 @@ use mainstay_core::time::Timestamp;
 use rusqlite::{Row, params};
 
 use super::body::stream_key;
-use super::call::{Call, Ending, StreamRecord};
+use super::call::{Call, Ending, Head, StreamRecord};
 use super::database::Database;
 use super::event::Source;
 use crate::keys::Purpose;
@@ -39,6 +39,12 @@ impl Database {
                 session_bytes: narrow(row.get(7)?),
             })
         })
+    }
+
+    /// See [`Journal::heads`](super::Journal::heads).
+    pub(super) fn heads(&self, streams: &[(SessionKey, StreamId)]) -> rusqlite::Result<Vec<Option<Head>>> {
+        let head = |Standing { claim, last_sequence, ending, .. }| Head { claim, last_sequence, ending };
+        streams.iter().map(|(session, stream)| Ok(self.standing(*session, *stream)?.map(head))).collect()
     }
 
     /// A new row for `stream`, claimed.

@@ -63,6 +63,14 @@ impl Reader {
         })
     }
 
+    pub(super) fn ended_of(&mut self, keys: &[SessionKey]) -> rusqlite::Result<Vec<SessionKey>> {
+        let mut ended = Vec::new();
+        for key in keys {
+            ended.extend(self.database.first(IS_ENDED, [key.as_bytes()], |_| Ok(*key))?);
+        }
+        Ok(ended)
+    }
+
     pub(super) fn find_ref(&mut self, session_ref: SessionRef) -> rusqlite::Result<Vec<(SessionKey, Stored)>> {
         let keys = self.keys_from(first_key(session_ref), REF_MATCHES_MAX)?;
         let matching = keys.into_iter().filter(|key| key.session_ref() == session_ref);
@@ -398,6 +406,7 @@ const SESSION: &str =
     "SELECT state, server, principal, agent, generation, deadline, seen_at, confirmed, key_id, mac, body
     FROM sessions WHERE key = ?1";
 const TOMBSTONE: &str = "SELECT state, server, principal, agent, key_id, mac, body FROM tombstones WHERE key = ?1";
+const IS_ENDED: &str = "SELECT 1 FROM tombstones WHERE key = ?1";
 const RESUME: &str = "SELECT key_id, sealed FROM resumes WHERE key = ?1";
 pub(crate) const BY_DEADLINE: &str =
     "SELECT state, server, principal, agent, generation, deadline, seen_at, confirmed, key_id, mac,

@@ -137,6 +137,8 @@ async fn check(store: &Store, act: Act, told: Told, context: &str) {
         Told::Refused => assert!(!done, "{context}: what was refused is not there"),
         Told::Nothing => {}
     }
+    let ended: Vec<_> = matches!(found, Stored::Ended(_)).then(|| key(1)).into_iter().collect();
+    assert_eq!(store.ended_of(vec![key(2), key(1)]).await.unwrap(), ended, "{context}");
     let owed = store.owed_all(10).await.unwrap();
     let resumable = store.resume_record(key(1)).await.unwrap();
     let expected = match (done, act.stone()) {

@@ -14,7 +14,8 @@ use mainstay_core::wire::method::Method;
 use mainstay_store::journal::{self, Content, Ending};
 use mainstay_upstream::{Answer, AnswerStream, Failure, Incoming, Position, Receipt};
 
-use super::{Request, failed, refusal_message, unknown};
+use super::setting::Setting;
+use super::{failed, refusal_message, unknown};
 use crate::engine::live::{Flight, Live};
 use crate::engine::stream::{Message, Source, Stream, Weight};
 use crate::engine::{Engine, Refused, rewrite};
@@ -56,42 +57,6 @@ impl Stage {
             Answer::Whole(bytes) => Self::Whole(bytes),
             Answer::Stream(stream) => Self::Coming(stream),
         }
-    }
-}
-
-/// A session setting that a request changes, to be remembered once the server agreed to it (C5, U4).
-pub(super) enum Setting {
-    Level(Box<str>),
-    Subscribe(Box<str>),
-    Unsubscribe(Box<str>),
-}
-
-impl Setting {
-    /// The one that a request of `method` changes to `value`; `None` if it changes none.
-    pub(super) fn of(method: Method, value: Option<&str>) -> Option<Self> {
-        let make: fn(Box<str>) -> Self = if method == Method::SetLevel {
-            Self::Level
-        } else if method == Method::Subscribe {
-            Self::Subscribe
-        } else if method == Method::Unsubscribe {
-            Self::Unsubscribe
-        } else {
-            return None;
-        };
-        value.map(|value| make(value.into()))
-    }
-
-    /// What `request` names: a tool, a prompt, or the value of a setting.
-    pub(super) fn named_by(request: &Request) -> Option<Box<str>> {
-        let keys = [
-            (Method::ToolsCall, "name"),
-            (Method::PromptsGet, "name"),
-            (Method::SetLevel, "level"),
-            (Method::Subscribe, "uri"),
-            (Method::Unsubscribe, "uri"),
-        ];
-        let (_, key) = keys.into_iter().find(|(method, _)| *method == request.method)?;
-        request.param(key)
     }
 }
 
@@ -311,15 +276,17 @@ impl Driver {
     }
 
     fn remember_setting(&mut self, envelope: &Envelope) {
-        if envelope.kind != Kind::Result {
-            return;
+        if envelope.kind == Kind::Result
+            && let Some(setting) = self.setting.take()
+        {
+            setting.remember(&self.live);
+            self.engine.note_agreed(self.live.key, self.flight.stream());
         }
-        match self.setting.take() {
-            None => {}
-            Some(Setting::Level(level)) => self.live.link.remember_level(level),
-            Some(Setting::Subscribe(uri)) => self.live.link.remember_subscription(uri),
-            Some(Setting::Unsubscribe(uri)) => self.live.link.forget_subscription(&uri),
-        }
+    }
+
+    /// Whether the call was to change a setting that the server has not agreed to.
+    pub(super) fn is_disagreed(&self) -> bool {
+        self.setting.is_some()
     }
 
     /// A message of the server that belongs to this call, as the client sees it; `None` if it is not for the client.

@@ -20,7 +20,6 @@ use mainstay_store::journal::{self, Content, Ending, Entry, Event, StreamRecord}
 use super::Request;
 use super::driver::{Driver, Step, UNDELIVERED_MAX, place_apart};
 use super::take_up::event_unknown;
-use crate::engine::leavers::FOLLOW_PAUSE;
 use crate::engine::live::Live;
 use crate::engine::stream::{Message, Reader, Stream};
 use crate::engine::{EMPTY_OBJECT, Engine, Refused};
@@ -164,10 +163,13 @@ impl Engine {
     ) {
         let (streams, mut calls): (Vec<_>, Vec<_>) = records.into_iter().partition(|record| record.stream.is_listen());
         let mut places: Vec<_> = streams.iter().map(|record| (record.stream, from(record, after.as_ref()))).collect();
+        // The newest is the one that it appends to; any tells whether it is still there.
+        let followed = places.last().map(|(stream, _)| *stream).or_else(|| calls.last().map(|record| record.stream));
+        let Some(mut watch) = followed.map(|stream| self.watch(live.key, stream, leaver)) else { return };
+        watch.urge(true);
         let (mut answered, mut is_first) = (BTreeSet::new(), true);
         loop {
-            // Looked at first: what it has appended before it went is read below.
-            let is_gone = !self.leavers.is_present(leaver);
+            let sight = watch.sight();
             for (stream, place) in &mut places {
                 let Ok((events, mut found)) = self.history(&live, *stream, *place, is_first).await else { continue };
                 *place = events.last().map_or(*place, |event| event.sequence);
@@ -179,18 +181,20 @@ impl Engine {
                 |record: &StreamRecord| record.call.as_ref().is_some_and(|call| answered.contains(&call.request));
             let (told, open): (Vec<_>, Vec<_>) = calls.into_iter().partition(is_answered);
             calls = open;
-            if self.has_left() && is_gone || live.ended.is_set() {
+            if self.has_left() && sight.is_gone || live.ended.is_set() {
                 // Another worker's, or nobody's any more.
                 return;
             }
             for record in told {
                 self.retake(&live, record, &answered).await;
             }
-            if is_gone {
+            if sight.is_gone {
                 break;
             }
             tokio::select! {
-                () = tokio::time::sleep(FOLLOW_PAUSE) => {}
+                () = watch.changed() => {}
+                // What was to be read may have failed.
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
                 () = live.ended.wait() => {}
             }
         }
@@ -264,10 +268,12 @@ impl Driver {
         match self.carry(&listen, &record).await {
             // A stream that is closed took nothing: the session has ended, or another worker goes on with it.
             Some(answer) => {
+                // Of a setting that tells the next worker to remember it.
+                let ending = if self.is_disagreed() { Ending::Silent } else { Ending::Answered };
                 if let Some(sequence) = listen.place(answer) {
                     drop(self);
                     if put_away(engine, live, id, sequence).await {
-                        record.end(Ending::Answered);
+                        record.end(ending);
                     }
                 }
             }
@@ -324,3 +330,5 @@ const UNREAD_BYTES_MAX: usize = 32 << 20;
 const RECALLED_STREAMS_MAX: usize = 1024;
 /// How long the journal is waited for before something is done without it.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How soon the journal is asked again for what it did not give.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);

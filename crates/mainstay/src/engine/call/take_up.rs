@@ -15,8 +15,9 @@ use mainstay_core::wire::method::Method;
 use mainstay_store::journal::{self, Ending, Event, Source, StreamRecord};
 use mainstay_upstream::{Answer, Call};
 
-use super::driver::{Driver, Going, Origin, Setting, Stage, linger};
+use super::driver::{Driver, Going, Origin, Stage, linger};
 use super::relay::HTTP_SSE;
+use super::setting::Setting;
 use super::{batched, refusal_message, shown, streams_crowded};
 use crate::engine::live::{InFlight, Live};
 use crate::engine::stream::{Message, Reader, Stream, named};
@@ -273,7 +274,15 @@ impl Engine {
             (None, Some(Source::Frame(_)) | None) => return Err(lost()),
         };
         let name = shown(method, named.as_deref());
-        let call = InFlight { client_id: original.clone(), stream: number, method, name, since, is_elsewhere: false };
+        let call = InFlight {
+            client_id: original.clone(),
+            stream: number,
+            method,
+            name,
+            setting: None,
+            since,
+            is_elsewhere: false,
+        };
         let flight = live.take_off(call, self.settings.calls_in_flight_max).map_err(|_| lost())?;
         Ok(Driver {
             engine: Arc::clone(self),
@@ -345,7 +354,7 @@ pub(crate) fn parts_of(stream: StreamId, request: &Bytes) -> Vec<(StreamId, Byte
 }
 
 /// The raw id of the request that `message` is the response to, if it is one.
-fn answered_id(message: &Bytes) -> Option<Bytes> {
+pub(crate) fn answered_id(message: &Bytes) -> Option<Bytes> {
     let envelope = scan(message).ok()?;
     match envelope.kind {
         Kind::Result | Kind::Error => envelope.id.map(|span| message.slice(span)),

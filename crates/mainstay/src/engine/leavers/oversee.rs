@@ -9,10 +9,10 @@ use mainstay_core::call::StreamId;
 use mainstay_core::code::Code;
 use mainstay_core::id::{Epoch, SessionKey};
 use mainstay_core::wire::method::Method;
-use mainstay_store::journal::{self, Content, Ending, Entry, StreamRecord};
+use mainstay_store::journal::{self, Content, Ending, Entry, Head, StreamRecord};
 
-use crate::engine::call::refusal_message;
-use crate::engine::call::take_up::parts_of;
+use crate::engine::call::take_up::{answered_id, parts_of};
+use crate::engine::call::{Setting, refusal_message};
 use crate::engine::live::{Flight, InFlight, Live};
 use crate::engine::stream::{Message, Stream};
 use crate::engine::{Engine, Refused};
@@ -71,12 +71,19 @@ impl Engine {
             return;
         }
         let mut flights = BTreeMap::new();
+        let setting = Setting::of(Method::of(&call.method), call.name.as_deref());
+        let known: Vec<_> = live.calls().iter().map(|call| call.stream).collect();
         for (number, original) in parts_of(stream, &call.request) {
+            // A batch and those of its calls that change a setting are on record both.
+            if known.contains(&number) {
+                continue;
+            }
             let shown = InFlight {
                 client_id: original.clone(),
                 stream: number,
                 method: Method::of(&call.method),
-                name: call.name.clone(),
+                name: call.name.clone().filter(|_| setting.is_none()),
+                setting: None,
                 since: call.started_at,
                 is_elsewhere: true,
             };
@@ -84,7 +91,7 @@ impl Engine {
             flights.insert(original, live.take_off(shown, self.settings.calls_in_flight_max).ok());
         }
         let (engine, live, request) = (Arc::clone(self), Arc::clone(live), call.request.clone());
-        spawn(Charge { engine, live, leaver, stream, request, flights, seen_through: 0 }.see_to_it());
+        spawn(Charge { engine, live, leaver, stream, request, setting, flights, seen_through: 0 }.see_to_it());
     }
 }
 
@@ -96,6 +103,8 @@ struct Charge {
     stream: StreamId,
     /// The client's raw id, or those of a batch.
     request: Bytes,
+    /// What the call changes in its session, if the server agrees.
+    setting: Option<Setting>,
     /// Those that are not known to be answered, by the clients' ids.
     flights: BTreeMap<Bytes, Option<Flight>>,
     /// Up to which event it is known what of a batch is answered.
@@ -118,25 +127,33 @@ impl Charge {
 
     /// Copies what the leaver appends for whoever follows it here, until there is no more.
     async fn attend(&mut self) {
+        let mut watch = self.engine.watch(self.live.key, self.stream, self.leaver);
+        let began_at = self.engine.now();
         loop {
-            // Looked at first: what a leaver has appended before it went is read below.
-            let is_gone = !self.engine.leavers.is_present(self.leaver);
-            if self.look().await {
+            let sight = watch.sight();
+            if let Some(head) = sight.head
+                && self.see(head).await
+            {
                 return;
             }
-            if is_gone {
+            // What is not on record by then never will be: nobody could tell when its call is over.
+            let is_missing = sight.is_known && sight.head.is_none();
+            if sight.is_gone || is_missing && self.engine.now().since(began_at) >= RECORD_WAIT_MAX {
                 return self.succeed().await;
             }
             if self.is_given_up() && self.end_silently().await {
                 return;
             }
-            let followed = self.followed();
-            if followed.is_none() && self.engine.has_left() {
+            let is_followed = self.followed().is_some();
+            if !is_followed && self.engine.has_left() {
                 // The next worker sees to it.
                 return;
             }
+            watch.urge(is_followed);
             tokio::select! {
-                () = tokio::time::sleep(if followed.is_some() { FOLLOW_PAUSE } else { LOOK_PAUSE }) => {}
+                () = watch.changed() => {}
+                // What is read of the stream may have failed, or been given up.
+                () = tokio::time::sleep(LOOK_PAUSE) => {}
                 () = self.live.ended.wait() => return self.say_ended(),
             }
         }
@@ -147,23 +164,18 @@ impl Charge {
         self.live.stream(self.stream).filter(|stream| stream.is_foreign())
     }
 
-    /// Looks how far the leaver has come. Whether it is done with the stream.
-    async fn look(&mut self) -> bool {
-        let record = match self.engine.journal.find(self.live.key, self.stream).await {
-            Ok(Some(record)) => record,
-            Ok(None) => return false,
-            Err(error) => {
-                tracing::debug!(session = %self.live.key.session_ref(), error = %error, "a leaver's stream can't be read yet");
-                return false;
-            }
-        };
-        self.note_answered(record.last_sequence).await;
+    /// Takes over what the leaver has appended. Whether it is done with the stream.
+    async fn see(&mut self, head: Head) -> bool {
+        self.note_answered(head.last_sequence).await;
         let followed = self.followed();
         if let Some(stream) = &followed {
-            self.copy(stream, record.last_sequence).await;
+            self.copy(stream, head.last_sequence).await;
         }
         // A later worker may go on with it as well: its client comes back to that.
-        let is_over = record.ending.is_some() || record.claim != self.leaver;
+        let is_over = head.ending.is_some() || head.claim != self.leaver;
+        if is_over {
+            self.note_agreed(head);
+        }
         if let (true, Some(stream)) = (is_over, followed) {
             stream.close();
             let live = Arc::clone(&self.live);
@@ -172,14 +184,29 @@ impl Charge {
         is_over
     }
 
+    /// Remembers the setting that the server agreed to: after a loss of its session it is this worker that brings the next
+    /// one there (U4). Nothing but the record's end tells of that: such calls are answered without a stream.
+    fn note_agreed(&mut self, head: Head) {
+        let agreed = head.claim == self.leaver && head.ending == Some(Ending::Answered) && head.last_sequence == 0;
+        if let Some(setting) = self.setting.take().filter(|_| agreed) {
+            self.engine.adopt_setting(&self.live, setting);
+        }
+    }
+
     /// Lands what of a batch is answered. A call that is alone lands with its stream.
     async fn note_answered(&mut self, last_sequence: u64) {
-        if self.flights.len() < 2 || self.seen_through == last_sequence {
+        if self.flights.len() < 2 {
             return;
         }
-        let Ok((_, answered)) = self.engine.history(&self.live, self.stream, u64::MAX, true).await else { return };
-        self.flights.retain(|original, _| !answered.contains(original));
-        self.seen_through = last_sequence;
+        while self.seen_through < last_sequence {
+            let (key, after) = (self.live.key, self.seen_through);
+            let Ok(events) = self.engine.journal.replay(key, self.stream, after, COPY_EVENTS_MAX).await else { return };
+            // Those that are missing were trimmed.
+            self.seen_through = events.last().map_or(last_sequence, |event| event.sequence);
+            for answered in events.iter().filter_map(|event| answered_id(&event.message)) {
+                self.flights.remove(&answered);
+            }
+        }
     }
 
     async fn copy(&self, stream: &Stream, last_sequence: u64) {
@@ -247,8 +274,9 @@ impl Charge {
 const ADOPT_MAX: Duration = Duration::from_secs(5);
 /// How many calls of one leaver are seen.
 const CALLS_MAX: usize = 65_536;
-/// The pause between two looks at a call, while a client waits for what comes, and while none does.
-pub(crate) const FOLLOW_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause between two looks at what this worker knows of a call itself.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
+/// How long a leaver's stream may be unknown: what it has begun to send is in the journal sooner, or never.
+const RECORD_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How many events are copied at a time.
 const COPY_EVENTS_MAX: usize = 256;

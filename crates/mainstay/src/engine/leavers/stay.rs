@@ -8,7 +8,6 @@ use bytes::Bytes;
 use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::id::SessionKey;
 use mainstay_core::wire::envelope::notification_message;
-use mainstay_store::Stored;
 use mainstay_store::journal::{self, Content, Ending, Entry};
 use mainstay_upstream::Ending as LinkEnding;
 
@@ -26,7 +25,7 @@ impl Engine {
     pub(crate) fn record_calls(&self) -> Recorded {
         let mut recorded = BTreeSet::new();
         for live in self.live.iter().filter(|live| live.server.is_http()) {
-            // A batch is on record with its stream.
+            // A batch is on record with its stream; which settings it changes is not.
             let streams = live.streams();
             let batched: BTreeSet<_> = streams
                 .iter()
@@ -34,7 +33,8 @@ impl Engine {
                 .map(|(number, _)| number)
                 .filter(|number| live.stream(*number).is_none())
                 .collect();
-            for call in own_calls(&live).into_iter().filter(|call| !batched.contains(&call.stream)) {
+            let is_apart = |call: &InFlight| call.setting.is_some() || !batched.contains(&call.stream);
+            for call in own_calls(&live).into_iter().filter(is_apart) {
                 recorded.insert((live.key, call.stream));
                 self.note_call(
                     live.key,
@@ -42,7 +42,7 @@ impl Engine {
                     Content::Call(journal::Call {
                         server: live.server.name.clone(),
                         method: call.method.as_str().into(),
-                        name: call.name,
+                        name: call.setting.or(call.name),
                         request: call.client_id,
                         started_at: call.since,
                     }),
@@ -56,11 +56,7 @@ impl Engine {
     pub(crate) async fn stay(self: &Arc<Self>, recorded: &mut Recorded) {
         loop {
             tokio::time::sleep(LOOK_PAUSE).await;
-            let lives: Vec<Arc<Live>> =
-                self.live.iter().filter(|live| live.server.is_http()).map(|live| Arc::clone(&live)).collect();
-            for live in lives {
-                self.heed(&live).await;
-            }
+            self.heed().await;
             self.end_recorded(recorded);
             self.forward_own().await;
         }
@@ -73,30 +69,42 @@ impl Engine {
             let runs = live.as_ref().is_some_and(|live| own_calls(live).iter().any(|call| call.stream == *stream));
             let streamless = |live: &Arc<Live>| live.stream(*stream).is_none() && !live.relays();
             if !runs && live.as_ref().is_some_and(streamless) {
-                self.note_call(*key, *stream, Content::Ended(Ending::Silent));
+                // Of a setting that tells the next worker to remember it.
+                let is_agreed = self.agreed.lock().remove(&(*key, *stream));
+                let ending = if is_agreed { Ending::Answered } else { Ending::Silent };
+                self.note_call(*key, *stream, Content::Ended(ending));
             }
             runs
         });
     }
 
-    async fn heed(&self, live: &Arc<Live>) {
-        let calls = own_calls(live);
-        if calls.is_empty() {
-            return;
-        }
-        if matches!(self.store.find(live.key).await, Ok(Stored::Ended(_))) {
-            tracing::info!(session = %live.key.session_ref(), "the next worker has ended a session; its calls end");
-            self.live.remove(&live.key);
-            live.shut();
-            live.link.end(LinkEnding::KeepForResume).await;
-            return;
-        }
-        for call in calls {
-            let Ok(Some(record)) = self.journal.find(live.key, call.stream).await else { continue };
-            if record.claim != self.epoch {
-                self.let_be(live, &call, record.ending);
+    /// Looks once for all calls.
+    async fn heed(&self) {
+        let lives: Vec<Arc<Live>> =
+            self.live.iter().filter(|live| live.server.is_http()).map(|live| Arc::clone(&live)).collect();
+        let busy = lives.into_iter().map(|live| (own_calls(&live), live)).filter(|(calls, _)| !calls.is_empty());
+        let (calls, busy): (Vec<_>, Vec<_>) = busy.unzip();
+        if let Ok(ended) = self.store.ended_of(busy.iter().map(|live| live.key).collect()).await {
+            for live in busy.iter().filter(|live| ended.contains(&live.key)) {
+                self.see_ended(live).await;
             }
         }
+        let calls: Vec<_> =
+            busy.iter().zip(calls).flat_map(|(live, calls)| calls.into_iter().map(move |call| (live, call))).collect();
+        let places = calls.iter().map(|(live, call)| (live.key, call.stream)).collect();
+        let Ok(heads) = self.journal.heads(places).await else { return };
+        for ((live, call), head) in calls.into_iter().zip(heads) {
+            if let Some(head) = head.filter(|head| head.claim != self.epoch) {
+                self.let_be(live, &call, head.ending);
+            }
+        }
+    }
+
+    async fn see_ended(&self, live: &Arc<Live>) {
+        tracing::info!(session = %live.key.session_ref(), "the next worker has ended a session; its calls end");
+        self.live.remove(&live.key);
+        live.shut();
+        live.link.end(LinkEnding::KeepForResume).await;
     }
 
     /// Another worker has taken the call's stream: what comes for it can't be told any more. One that has ended without

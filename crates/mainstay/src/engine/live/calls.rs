@@ -21,6 +21,8 @@ pub struct InFlight {
     pub method: Method,
     /// The tool or prompt that it names, for people: at most [`CALL_NAME_CHARS_MAX`] characters of it.
     pub name: Option<Box<str>>,
+    /// The value of the session's setting that it changes, if it changes one.
+    pub setting: Option<Box<str>>,
     /// When it began.
     pub since: Timestamp,
     /// Whether an earlier worker runs it, which has handed over and still lives.

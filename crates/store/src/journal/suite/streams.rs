@@ -1,7 +1,7 @@
 //! R1, R2, R4: what is kept of streams, in which order, and who may append.
 
 use super::*;
-use crate::journal::{Failure, StreamRecord};
+use crate::journal::{Ending, Failure, Head, StreamRecord};
 
 #[tokio::test]
 async fn r1_what_is_durable_is_replayed_in_order_after_any_event() {
@@ -29,6 +29,22 @@ async fn r1_what_is_durable_is_replayed_in_order_after_any_event() {
         assert_eq!(journal.replay(key(1), stream(1), 0, 0).await.unwrap(), []);
         assert_eq!(journal.replay(key(1), stream(1), u64::MAX, 9).await.unwrap(), []);
         check_sums(&journal).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn r4_where_many_streams_stand_is_told_at_once_and_in_their_order() {
+    on_each(async |journal| {
+        put(&journal, [entry(Content::Event(event(7)))]).await.unwrap();
+        put(&journal, [Entry { stream: stream(2), ..entry(Content::Call(call())) }]).await.unwrap();
+        put(&journal, [Entry { stream: stream(2), ..entry(Content::Ended(Ending::Silent)) }]).await.unwrap();
+        journal.claim(key(1), stream(2), worker(4), at(1)).await.unwrap();
+        let asked = [(1, 2), (2, 1), (1, 1), (1, 3)].map(|(session, number)| (key(session), stream(number)));
+        let open = Head { claim: worker(3), last_sequence: 7, ending: None };
+        let ended = Head { claim: worker(4), last_sequence: 0, ending: Some(Ending::Silent) };
+        assert_eq!(journal.heads(asked.into()).await.unwrap(), [Some(ended), None, Some(open), None]);
+        assert_eq!(journal.heads(Vec::new()).await.unwrap(), []);
     })
     .await;
 }
