@@ -33,6 +33,14 @@ pub fn up_s() -> Result<PathBuf> {
     beside_tests("up-s", "build it first: `cargo build -p mainstay-tests`")
 }
 
+/// The scriptable stateless program, which Cargo builds with the integration tests of this package.
+///
+/// # Errors
+/// If there is no such file.
+pub fn up_p() -> Result<PathBuf> {
+    beside_tests("up-p", "build it first: `cargo build -p mainstay-tests`")
+}
+
 /// The root of the repository.
 #[must_use]
 pub fn repository() -> &'static Path {

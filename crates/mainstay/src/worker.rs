@@ -119,6 +119,10 @@ async fn hand_over(engine: &Arc<Engine>, front: &Front, orders: &mut mpsc::Recei
     if !front.settle(SETTLE_MAX).await {
         tracing::warn!("requests that nobody else can answer are left behind by the handover");
     }
+    // Children are the next worker's, and nobody can come back for what their clients share one for.
+    if !engine.until(SHARED_CALLS_PATIENCE, || engine.shared_calls() == 0).await {
+        tracing::info!(calls = engine.shared_calls(), "calls on shared children are cut by the handover");
+    }
     // The next worker is to find it, so it comes before the last word.
     let stays = front.exchanges.count() > 0 || engine.outlasts();
     let _presence = stays.then(|| engine.leavers.declare(engine.epoch)).flatten();
@@ -201,6 +205,7 @@ async fn build(
     engine.recall_servers().await;
     engine.hold(by_session(children, &engine.custody));
     engine.recall_eras().await;
+    engine.adopt_shared();
     Arc::clone(&engine).adopt_calls().await;
     reconcile::expire::recover(&engine).await;
     Ok((engine, notices))
@@ -419,6 +424,8 @@ const EPOCH_RETRY_MAX: Duration = Duration::from_secs(1);
 const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
 /// How long a handover waits for a moment at which no session is being opened.
 const OPENINGS_PATIENCE: Duration = Duration::from_secs(5);
+/// How long calls on children that are shared may go on once no new ones come.
+const SHARED_CALLS_PATIENCE: Duration = Duration::from_secs(1);
 /// How long clients wait at most, once a handover has begun, for what must be answered before it.
 const SETTLE_MAX: Duration = Duration::from_secs(10);
 /// How long this worker stays for calls on HTTP servers after it has handed over; the keeper allows a little more.

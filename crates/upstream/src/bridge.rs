@@ -1,4 +1,5 @@
-//! The way of a legacy session to a modern server (2026-07-28) over HTTP: what the session has, each request says (E1).
+//! The way of a legacy session to a modern server (2026-07-28), over HTTP or to a program: what the session has, each
+//! request says (E1).
 //!
 //! A modern server keeps nothing between requests, so nothing of it can be lost, and nothing is to be resumed. One
 //! [`Bridge`] is one client session. It owns what its client declared and set, answers in the server's place what that has
@@ -258,7 +259,11 @@ impl Bridge {
         let hung = || self.unreachable("it did not answer `server/discover` in time".into());
         let mut tries = Tries::default();
         let asked = self.ask("server/discover", None, &mut tries);
-        let response = tokio::time::timeout(bound, asked).await.map_err(|_| hung())??;
+        let response = tokio::time::timeout(bound, asked).await.map_err(|_| hung())?;
+        let response = response.inspect_err(|_| {
+            // A program has said so when it was started.
+            lock(&self.state).contradicted |= self.destination.eras.spoken().modern == Some(false);
+        })?;
         let scanned = envelope::scan(&response).map_err(|_| self.protocol("its answer is no JSON-RPC message"))?;
         match scanned.result.filter(|result| crate::era::names_version(&response, result, "supportedVersions")) {
             Some(result) => {

@@ -5,6 +5,7 @@
 //! safe (C3, U5).
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,11 +32,13 @@ use crate::wire::lock;
 
 pub use dismiss::dismiss;
 pub(crate) use dismiss::dismiss_of;
-pub use label::{Label, parse_label};
+pub use label::{Holder, Label, parse_label};
 pub(crate) use mask::Mask;
 pub use program::OnDisk;
 pub(crate) use program::Stamp;
 pub use receipt::Receipt;
+pub(crate) use shared::{Exchange, Manner, Shared, Sharing};
+pub(crate) use sibling::ask as ask_sibling;
 pub use spawn::ALLOWED_VARIABLES;
 pub(crate) use stream::ChildStream;
 pub(crate) use supervision::Supervision;
@@ -43,18 +46,21 @@ pub use supervision::{ChildCounts, ChildEnd, ChildSeen, LastFailure, ServerMemor
 
 use end::End;
 pub use end::Why;
-use running::{Registration, Running, Waiting};
+use running::{Audience, Registration, Running, Waiting};
 
 mod acks;
 mod dismiss;
 mod end;
 mod label;
+mod launch;
 mod mask;
 mod oversize;
 mod parked;
 mod program;
 mod receipt;
 mod running;
+mod shared;
+mod sibling;
 mod slot;
 mod spawn;
 mod start;
@@ -70,6 +76,8 @@ pub(crate) struct Child {
     notices: Arc<Notices>,
     state: Mutex<State>,
     flight: Flight,
+    /// Whether the last process refused `initialize`.
+    refused: AtomicBool,
 }
 
 struct State {
@@ -117,7 +125,8 @@ impl Child {
             let lease = destination.supervision.adopt(spawned_at);
             // What a child of another definition was given in confidence is not known any more.
             let mask = past.is_redefined.then(Mask::of_everything);
-            let (running, pump) = Running::start(parts, &notices, custody, handed_over, (lease, mask));
+            let audience = Audience::Session(Arc::clone(&notices));
+            let (running, pump) = Running::start(parts, audience, custody, handed_over, (lease, mask));
             running.lease.attach(running.id, Arc::downgrade(&running), None);
             if told {
                 running.mark_initialized();
@@ -129,7 +138,14 @@ impl Child {
             Current { running, pump }
         });
         let state = Mutex::new(State { kept, current, previous: None });
-        Arc::new(Self { upstreams: Arc::clone(upstreams), destination, notices, state, flight: Flight::default() })
+        Arc::new(Self {
+            upstreams: Arc::clone(upstreams),
+            destination,
+            notices,
+            state,
+            flight: Flight::default(),
+            refused: AtomicBool::new(false),
+        })
     }
 
     /// See [`Link::reach`](crate::Link::reach).
@@ -332,6 +348,16 @@ impl Child {
     pub(crate) fn remember(&self, setting: Setting) {
         lock(&self.state).kept.remember(self.server(), setting);
         kept::offer(&self.upstreams, &self.notices, self.record());
+    }
+
+    /// What the session's client said, and has set since.
+    pub(crate) fn handshake(&self) -> Handshake {
+        lock(&self.state).kept.handshake.clone()
+    }
+
+    /// Whether the process answered the last `initialize` with a refusal, as one of the modern era does.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.refused.load(Ordering::Acquire)
     }
 
     fn server(&self) -> &Server {

@@ -1,7 +1,8 @@
-//! The way of a session to an HTTP server of either era: what it is is found out on the way, and may change (E1, E5).
+//! The way of a session to a server of either era: what it is is found out on the way, and may change (E1, E5).
 //!
 //! A client of the legacy era is best served by a server of that era, so `initialize` is what is tried first where nothing is
-//! known: a server that takes it costs nothing more. Only one that refuses it is asked what it is.
+//! known: a server that takes it costs nothing more. Only one that refuses it is asked what it is; a program that is known to
+//! be modern is not tried, since that would cost a process.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -15,16 +16,19 @@ use tokio::sync::mpsc;
 
 use crate::bridge::Bridge;
 use crate::call::{Answer, AnswerStream, Call};
-use crate::failure::{Failure, Outcome};
+use crate::child::{Child, Why, dismiss_of};
+use crate::failure::{Blame, Failure, Outcome};
 use crate::handshake::{Handshake, Opened};
 use crate::http::Http;
 use crate::kept::Setting;
+use crate::link::Ending;
 use crate::notice::Notice;
 use crate::server::Server;
+use crate::task::spawn;
 use crate::upstreams::Upstreams;
 use crate::wire::lock;
 
-/// One client session's way to an HTTP server, whichever era that turns out to be of.
+/// One client session's way to a server, whichever era that turns out to be of.
 pub(crate) struct Dual {
     upstreams: Arc<Upstreams>,
     server: Arc<Server>,
@@ -38,9 +42,14 @@ struct Current {
     ended: bool,
 }
 
+/// Where it leads.
 #[derive(Clone)]
-enum Way {
-    Legacy(Arc<Http>),
+pub(crate) enum Way {
+    /// To a legacy server over HTTP.
+    Http(Arc<Http>),
+    /// To a process of the session's own.
+    Child(Arc<Child>),
+    /// To a modern server.
     Modern(Arc<Bridge>),
 }
 
@@ -53,20 +62,27 @@ impl Dual {
         notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Arc<Self> {
         let key = handshake.key;
-        let made_by_bridge = past.as_ref().and_then(|(record, _)| record.as_ref()).map(Bridge::made);
+        let was_bridged = past.as_ref().and_then(|(record, _)| record.as_ref()).map(Bridge::made);
         let modern = match server.fixed_era() {
             Some(era) => era == Era::Modern,
-            None => made_by_bridge.unwrap_or(upstreams.spoken(server).legacy == Some(false)),
+            None => was_bridged.unwrap_or_else(|| upstreams.prefers_modern(server)),
         };
-        let way = match (modern, made_by_bridge) {
-            (true, Some(true)) => {
-                let record = past.and_then(|(record, _)| record);
-                Way::Modern(Bridge::new(upstreams, server, handshake, record, notices.clone()))
+        // What a session with the other kind of server was is of no use.
+        let way = if !modern && was_bridged != Some(true) {
+            Way::legacy(upstreams, server, handshake, past, notices.clone())
+        } else {
+            let (record, held) = past.unwrap_or_default();
+            if let Some(held) = held {
+                let destination = upstreams.destination(server);
+                spawn(dismiss_of(Arc::clone(upstreams), destination, held, Why::Unwanted));
             }
-            // What a session with another kind of server was is of no use.
-            (true, Some(false) | None) => Way::Modern(Bridge::new(upstreams, server, handshake, None, notices.clone())),
-            (false, Some(true)) => Way::Legacy(Http::new(upstreams, server, handshake, None, notices.clone())),
-            (false, Some(false) | None) => Way::Legacy(Http::new(upstreams, server, handshake, past, notices.clone())),
+            match modern {
+                true => {
+                    let record = record.filter(|_| was_bridged == Some(true));
+                    Way::Modern(Bridge::new(upstreams, server, handshake, record, notices.clone()))
+                }
+                false => Way::legacy(upstreams, server, handshake, None, notices.clone()),
+            }
         };
         Arc::new(Self {
             upstreams: Arc::clone(upstreams),
@@ -76,7 +92,8 @@ impl Dual {
         })
     }
 
-    fn way(&self) -> Way {
+    /// Where it leads now.
+    pub(crate) fn way(&self) -> Way {
         lock(&self.current).way.clone()
     }
 
@@ -86,7 +103,8 @@ impl Dual {
         loop {
             let way = self.way();
             let outcome = match &way {
-                Way::Legacy(http) => http.noted(http.reach().await),
+                Way::Http(http) => http.noted(http.reach().await),
+                Way::Child(child) => child.reach().await,
                 Way::Modern(bridge) => bridge.noted(bridge.reach().await),
             };
             match outcome {
@@ -103,7 +121,8 @@ impl Dual {
         loop {
             let way = self.way();
             let outcome = match &way {
-                Way::Legacy(http) => http.noted(http.call(call.clone()).await),
+                Way::Http(http) => http.noted(http.call(call.clone()).await),
+                Way::Child(child) => child.call(call.clone()).await,
                 Way::Modern(bridge) => bridge.noted(bridge.call(call.clone()).await),
             };
             match outcome {
@@ -122,33 +141,32 @@ impl Dual {
             return false;
         }
         let destination = self.upstreams.destination(&self.server);
-        match way {
-            Way::Legacy(http) if http.was_refused() => {
-                if self.upstreams.is_modern(&destination).await != Some(true) {
-                    return false;
-                }
-                destination.eras.note_refused();
-                tracing::info!(server = %self.server.name, "the server speaks 2026-07-28 only; its sessions are bridged");
-                self.take(way, http.handshake(), |upstreams, server, handshake, notices| {
-                    Way::Modern(Bridge::new(upstreams, server, handshake, None, notices))
-                })
+        if way.was_refused() {
+            if self.upstreams.is_modern(&destination).await != Some(true) {
+                return false;
             }
-            Way::Modern(bridge) if bridge.was_contradicted() => {
-                destination.eras.forget();
-                tracing::info!(server = %self.server.name, "the server does not speak 2026-07-28 any more");
-                self.take(way, bridge.handshake(), |upstreams, server, handshake, notices| {
-                    Way::Legacy(Http::new(upstreams, server, handshake, None, notices))
-                })
-            }
-            Way::Legacy(_) | Way::Modern(_) => false,
+            destination.eras.note_refused();
+            tracing::info!(server = %self.server.name, "the server speaks 2026-07-28 only; its sessions are bridged");
+            return self.take(way, |upstreams, server, handshake, notices| {
+                Way::Modern(Bridge::new(upstreams, server, handshake, None, notices))
+            });
         }
+        if let Way::Modern(bridge) = way
+            && bridge.was_contradicted()
+        {
+            destination.eras.forget();
+            tracing::info!(server = %self.server.name, "the server does not speak 2026-07-28 any more");
+            return self.take(way, |upstreams, server, handshake, notices| {
+                Way::legacy(upstreams, server, handshake, None, notices)
+            });
+        }
+        false
     }
 
     /// Puts another way in the place of `old`, unless somebody has done that. False if the link has ended.
     fn take(
         &self,
         old: &Way,
-        handshake: Handshake,
         make: impl FnOnce(&Arc<Upstreams>, &Arc<Server>, Handshake, mpsc::Sender<(SessionKey, Notice)>) -> Way,
     ) -> bool {
         let mut current = lock(&self.current);
@@ -160,7 +178,7 @@ impl Dual {
             return true;
         }
         let (key, notices) = &self.notices;
-        let new = make(&self.upstreams, &self.server, Handshake { key: *key, ..handshake }, notices.clone());
+        let new = make(&self.upstreams, &self.server, Handshake { key: *key, ..old.handshake() }, notices.clone());
         for _ in 0..current.listeners {
             old.unlisten();
             new.listen();
@@ -171,21 +189,24 @@ impl Dual {
 
     pub(crate) async fn confirm(&self) {
         match self.way() {
-            Way::Legacy(http) => http.confirm().await,
+            Way::Http(http) => http.confirm().await,
+            Way::Child(child) => child.confirm().await,
             Way::Modern(bridge) => bridge.confirm(),
         }
     }
 
     pub(crate) async fn send(&self, message: Bytes) -> Result<(), Failure> {
         match self.way() {
-            Way::Legacy(http) => http.send(message).await,
+            Way::Http(http) => http.send(message).await,
+            Way::Child(child) => child.send(message).await,
             Way::Modern(bridge) => bridge.send(&message),
         }
     }
 
     pub(crate) async fn resume(&self, call: Call, last_event_id: &str) -> Result<AnswerStream, Failure> {
         match self.way() {
-            Way::Legacy(http) => http.resume(call, last_event_id).await,
+            Way::Http(http) => http.resume(call, last_event_id).await,
+            Way::Child(child) => Err(child.over()),
             // Its streams have no ids to go on behind (2026-07-28, Streamable HTTP).
             Way::Modern(_) => Err(Failure::OutcomeUnknown {
                 server: self.server.name.clone(),
@@ -206,14 +227,23 @@ impl Dual {
         current.way.unlisten();
     }
 
-    pub(crate) async fn end(&self, delete: bool) -> Option<OwedDelete> {
+    pub(crate) async fn end(&self, ending: Ending) -> Option<OwedDelete> {
         let way = {
             let mut current = lock(&self.current);
             current.ended = true;
             current.way.clone()
         };
         match way {
-            Way::Legacy(http) => http.end(delete).await,
+            Way::Http(http) => http.end(ending == Ending::Delete).await,
+            Way::Child(child) => {
+                let why = match ending {
+                    Ending::Delete => Some(Why::SessionEnded),
+                    Ending::Suspend => Some(Why::Suspended),
+                    Ending::KeepForResume => None,
+                };
+                child.end(why).await;
+                None
+            }
             Way::Modern(bridge) => {
                 bridge.end();
                 None
@@ -223,58 +253,102 @@ impl Dual {
 
     pub(crate) fn record(&self) -> Option<ResumeRecord> {
         match self.way() {
-            Way::Legacy(http) => http.record(),
+            Way::Http(http) => http.record(),
+            Way::Child(child) => child.record(),
             Way::Modern(bridge) => bridge.record(),
         }
     }
 
     pub(crate) fn opened(&self) -> bool {
         match self.way() {
-            Way::Legacy(http) => http.opened(),
+            Way::Http(http) => http.opened(),
+            Way::Child(child) => child.opened(),
             Way::Modern(bridge) => bridge.opened(),
         }
     }
 
     pub(crate) fn is_connection(&self) -> bool {
         match self.way() {
-            Way::Legacy(http) => http.is_connection(),
-            Way::Modern(_) => false,
+            Way::Http(http) => http.is_connection(),
+            Way::Child(_) | Way::Modern(_) => false,
         }
     }
 
     pub(crate) fn remember(&self, setting: Setting) {
         match self.way() {
-            Way::Legacy(http) => http.remember(setting),
+            Way::Http(http) => http.remember(setting),
+            Way::Child(child) => child.remember(setting),
             Way::Modern(bridge) => bridge.remember(setting),
         }
     }
 }
 
 impl Way {
+    /// That to a legacy server.
+    fn legacy(
+        upstreams: &Arc<Upstreams>,
+        server: &Arc<Server>,
+        handshake: Handshake,
+        past: Option<(Option<ResumeRecord>, Option<Held>)>,
+        notices: mpsc::Sender<(SessionKey, Notice)>,
+    ) -> Self {
+        if server.is_http() {
+            Self::Http(Http::new(upstreams, server, handshake, past, notices))
+        } else {
+            Self::Child(Child::new(upstreams, server, handshake, past, notices))
+        }
+    }
+
     fn is(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Legacy(one), Self::Legacy(other)) => Arc::ptr_eq(one, other),
+            (Self::Http(one), Self::Http(other)) => Arc::ptr_eq(one, other),
+            (Self::Child(one), Self::Child(other)) => Arc::ptr_eq(one, other),
             (Self::Modern(one), Self::Modern(other)) => Arc::ptr_eq(one, other),
-            (Self::Legacy(_), Self::Modern(_)) | (Self::Modern(_), Self::Legacy(_)) => false,
+            (Self::Http(_) | Self::Child(_) | Self::Modern(_), _) => false,
+        }
+    }
+
+    /// Whether a legacy server answered the last `initialize` with a refusal, as one of the modern era does.
+    fn was_refused(&self) -> bool {
+        match self {
+            Self::Http(http) => http.was_refused(),
+            Self::Child(child) => child.was_refused(),
+            Self::Modern(_) => false,
+        }
+    }
+
+    /// What the session's client said, and has set since.
+    fn handshake(&self) -> Handshake {
+        match self {
+            Self::Http(http) => http.handshake(),
+            Self::Child(child) => child.handshake(),
+            Self::Modern(bridge) => bridge.handshake(),
         }
     }
 
     /// Whether a call that failed so was not carried out.
     fn has_not_sent(&self, failure: &Failure) -> bool {
-        let never_open = matches!(self, Self::Legacy(http) if !http.opened());
+        let never_open = match self {
+            Self::Http(http) => !http.opened(),
+            Self::Child(child) => !child.opened(),
+            Self::Modern(_) => false,
+        };
         never_open || failure.outcome() != Outcome::Unknown
     }
 
+    /// A child needs no stream to be heard.
     fn listen(&self) {
         match self {
-            Self::Legacy(http) => http.listen(),
+            Self::Http(http) => http.listen(),
+            Self::Child(_) => {}
             Self::Modern(bridge) => bridge.listen(),
         }
     }
 
     fn unlisten(&self) {
         match self {
-            Self::Legacy(http) => http.unlisten(),
+            Self::Http(http) => http.unlisten(),
+            Self::Child(_) => {}
             Self::Modern(bridge) => bridge.unlisten(),
         }
     }
@@ -305,7 +379,8 @@ const TURNS_MAX: u32 = 2;
 impl fmt::Debug for Dual {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.way() {
-            Way::Legacy(http) => fmt::Debug::fmt(&http, f),
+            Way::Http(http) => fmt::Debug::fmt(&http, f),
+            Way::Child(child) => fmt::Debug::fmt(&child, f),
             Way::Modern(bridge) => fmt::Debug::fmt(&bridge, f),
         }
     }

@@ -13,7 +13,8 @@ use mainstay_core::wire::modern::{self, Era, Spoken};
 use tokio::time::{Instant, timeout};
 
 use crate::bridge::{Dressed, Response, exchange};
-use crate::server::{Reach, Server};
+use crate::child::ask_sibling;
+use crate::server::Server;
 use crate::upstreams::{Destination, Upstreams};
 use crate::wire::lock;
 
@@ -62,6 +63,16 @@ impl Eras {
         lock(&self.known).discovered = Some((result.clone(), Instant::now() + kept));
     }
 
+    /// Notes what asking the server has shown.
+    pub(crate) fn note(&self, evidence: &Evidence) {
+        match evidence {
+            Evidence::Discovered(result) => self.note_discovered(result),
+            Evidence::Modern => self.note_modern(true),
+            Evidence::NotModern => self.note_modern(false),
+            Evidence::None => {}
+        }
+    }
+
     /// What the server said of itself a moment ago.
     pub(crate) fn discovered(&self) -> Option<Bytes> {
         let known = lock(&self.known);
@@ -96,26 +107,35 @@ impl Upstreams {
     /// The newest era that `server` speaks, found out if need be. `None` if it gives no evidence now: it is away, or wants
     /// credentials. Takes at most [`PROBE_BOUND`].
     ///
-    /// A child is never asked: some exit at a request that they don't expect (E5).
-    pub async fn era(&self, server: &Arc<Server>) -> Option<Era> {
+    /// A program that has taken `initialize` is not asked for more, and no process of it that somebody uses ever is: some
+    /// exit at a request that they don't expect (E5).
+    pub async fn era(self: &Arc<Self>, server: &Arc<Server>) -> Option<Era> {
         if let Some(era) = server.fixed_era() {
             return Some(era);
         }
-        match &server.reach {
-            Reach::Child { .. } => Some(Era::Legacy),
-            Reach::Http { .. } => {
-                let destination = self.destination(server);
-                self.is_modern(&destination).await.map(|modern| if modern { Era::Modern } else { Era::Legacy })
-            }
+        let destination = self.destination(server);
+        let spoken = destination.eras.spoken();
+        if !server.is_http() && spoken.legacy == Some(true) && spoken.modern.is_none() {
+            return Some(Era::Legacy);
         }
+        self.is_modern(&destination).await.map(|modern| if modern { Era::Modern } else { Era::Legacy })
     }
 
     /// What is known of the eras of `server`, without asking it.
     pub fn spoken(&self, server: &Arc<Server>) -> Spoken {
-        match (server.fixed_era(), &server.reach) {
-            (Some(era), _) => Spoken::only(era),
-            (None, Reach::Child { .. }) => Spoken { legacy: Some(true), modern: None },
-            (None, Reach::Http { .. }) => self.destination(server).eras.spoken(),
+        match server.fixed_era() {
+            Some(era) => Spoken::only(era),
+            None => self.destination(server).eras.spoken(),
+        }
+    }
+
+    /// Whether a new session with `server` is bridged without trying whether it takes `initialize`, which costs a program a
+    /// process. It is tried in any case where it was taken before.
+    pub(crate) fn prefers_modern(&self, server: &Arc<Server>) -> bool {
+        let spoken = self.destination(server).eras.spoken();
+        match spoken.legacy {
+            Some(takes_it) => !takes_it,
+            None => spoken.modern == Some(true) && !server.is_http(),
         }
     }
 
@@ -131,7 +151,7 @@ impl Upstreams {
     }
 
     /// Whether the server at `destination` is modern: as it was found, or else asked. `None` without evidence.
-    pub(crate) async fn is_modern(&self, destination: &Arc<Destination>) -> Option<bool> {
+    pub(crate) async fn is_modern(self: &Arc<Self>, destination: &Arc<Destination>) -> Option<bool> {
         if let Some(modern) = destination.eras.verdict() {
             return Some(modern);
         }
@@ -139,14 +159,8 @@ impl Upstreams {
         if let Some(modern) = destination.eras.verdict() {
             return Some(modern);
         }
-        let probed = timeout(PROBE_BOUND, self.probe(destination)).await;
-        let evidence = probed.unwrap_or(Evidence::None);
-        match &evidence {
-            Evidence::Discovered(result) => destination.eras.note_discovered(result),
-            Evidence::Modern => destination.eras.note_modern(true),
-            Evidence::NotModern => destination.eras.note_modern(false),
-            Evidence::None => {}
-        }
+        let evidence = timeout(PROBE_BOUND, self.probe(destination)).await.unwrap_or(Evidence::None);
+        destination.eras.note(&evidence);
         tracing::debug!(server = %destination.server.name, evidence = evidence.as_str(), "asked a server for its era");
         match evidence {
             Evidence::Discovered(_) | Evidence::Modern => Some(true),
@@ -155,7 +169,13 @@ impl Upstreams {
         }
     }
 
-    async fn probe(&self, destination: &Arc<Destination>) -> Evidence {
+    async fn probe(self: &Arc<Self>, destination: &Arc<Destination>) -> Evidence {
+        if !destination.server.is_http() {
+            return match destination.shared.is_proven() {
+                true => Evidence::Modern,
+                false => ask_sibling(self, destination).await,
+            };
+        }
         let id = self.own_id();
         let dressed = Dressed::own(&id, "server/discover", None);
         match exchange(self, destination, &dressed).await {
@@ -168,7 +188,7 @@ impl Upstreams {
 
 /// What a probe has shown.
 #[derive(Debug, PartialEq, Eq)]
-enum Evidence {
+pub(crate) enum Evidence {
     /// The server is modern, and said this of itself.
     Discovered(Bytes),
     /// It is modern.
@@ -180,7 +200,7 @@ enum Evidence {
 }
 
 impl Evidence {
-    const fn as_str(&self) -> &'static str {
+    pub(crate) const fn as_str(&self) -> &'static str {
         match self {
             Self::Discovered(_) => "discovered",
             Self::Modern => "modern",
@@ -191,7 +211,7 @@ impl Evidence {
 }
 
 /// Reads a response that says success.
-fn read_answer(body: &Bytes) -> Evidence {
+pub(crate) fn read_answer(body: &Bytes) -> Evidence {
     let Ok(scanned) = envelope::scan(body) else { return Evidence::NotModern };
     match (scanned.kind, &scanned.result) {
         (Kind::Result, Some(result)) => match names_version(body, result, "supportedVersions") {

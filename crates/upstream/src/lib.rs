@@ -7,8 +7,8 @@
 
 pub use call::{Answer, AnswerStream, Call, Incoming, Position};
 pub use child::{
-    ALLOWED_VARIABLES, ChildCounts, ChildEnd, ChildSeen, Label, LastFailure, OnDisk, Receipt, ServerMemory, Supervised,
-    Why, dismiss, parse_label,
+    ALLOWED_VARIABLES, ChildCounts, ChildEnd, ChildSeen, Holder, Label, LastFailure, OnDisk, Receipt, ServerMemory,
+    Supervised, Why, dismiss, parse_label,
 };
 pub use contact::Contact;
 pub use era::PROBE_BOUND;
@@ -32,6 +32,7 @@ mod dual;
 mod ears;
 mod era;
 mod failure;
+mod feed;
 mod flight;
 mod handshake;
 mod http;

@@ -12,25 +12,20 @@ use mainstay_keeper::client::Held;
 use tokio::sync::mpsc;
 
 use crate::call::{Answer, AnswerStream, Call};
-use crate::child::{Child, Why};
-use crate::dual::Dual;
-use crate::failure::{Blame, Failure};
+use crate::child::Child;
+use crate::dual::{Dual, Way};
+use crate::failure::Failure;
 use crate::handshake::{Handshake, Opened};
 use crate::kept::Setting;
 use crate::notice::Notice;
-use crate::server::{Reach, Server};
+use crate::server::Server;
 use crate::upstreams::Upstreams;
 
 /// One client session's way to one server. It owns the instance (upstream session or child), and makes it again when
 /// it is lost: one flight for all calls that wait (U4, C5).
 ///
 /// Dropping a link sends nothing and stops nothing: what it held waits for a later worker.
-pub struct Link(Way);
-
-enum Way {
-    Http(Arc<Dual>),
-    Child(Arc<Child>),
-}
+pub struct Link(Arc<Dual>);
 
 /// How a link ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,10 +57,7 @@ impl Link {
         past: Option<(Option<ResumeRecord>, Option<Held>)>,
         notices: mpsc::Sender<(SessionKey, Notice)>,
     ) -> Arc<Self> {
-        Arc::new(Self(match &server.reach {
-            Reach::Http { .. } => Way::Http(Dual::new(upstreams, server, handshake, past, notices)),
-            Reach::Child { .. } => Way::Child(Child::new(upstreams, server, handshake, past, notices)),
-        }))
+        Arc::new(Self(Dual::new(upstreams, server, handshake, past, notices)))
     }
 
     /// Opens the link if it is not open, with the client's own `initialize`, and returns what the server answered. One flight with all calls that
@@ -80,10 +72,7 @@ impl Link {
     /// restored with a child and without a record: what that child said is not known any more. Anything else is
     /// definitive. No upstream session is left behind, and a child that was started is ended with all its tree.
     pub async fn reach(&self) -> Result<Opened, Failure> {
-        match &self.0 {
-            Way::Http(http) => http.reach().await,
-            Way::Child(child) => child.reach().await,
-        }
+        self.0.reach().await
     }
 
     /// Takes up the instance of an earlier worker, without any traffic: the first use resumes it.
@@ -110,10 +99,7 @@ impl Link {
 
     /// The client has said `initialized`: the server is told so, once per upstream session or child.
     pub async fn confirm(&self) {
-        match &self.0 {
-            Way::Http(http) => http.confirm().await,
-            Way::Child(child) => child.confirm().await,
-        }
+        self.0.confirm().await
     }
 
     /// Sends one request and returns its answer, as far as it has come. The fast case, one JSON answer over HTTP, makes
@@ -122,10 +108,7 @@ impl Link {
     /// # Errors
     /// See [`Failure`]; its [`outcome`](Failure::outcome) says what is known of the execution.
     pub async fn call(&self, call: Call) -> Result<Answer, Failure> {
-        match &self.0 {
-            Way::Http(http) => http.call(call).await,
-            Way::Child(child) => child.call(call).await,
-        }
+        self.0.call(call).await
     }
 
     /// Sends a notification, or the answer to a request of the server. Ids in it are the server's own.
@@ -135,10 +118,7 @@ impl Link {
     /// # Errors
     /// It did not arrive, or ([`Failure::OutcomeUnknown`]) may not have.
     pub async fn send(&self, message: Bytes) -> Result<(), Failure> {
-        match &self.0 {
-            Way::Http(http) => http.send(message).await,
-            Way::Child(child) => child.send(message).await,
-        }
+        self.0.send(message).await
     }
 
     /// Sends the answer to the question that was put to the client as `asked` at that time, under the server's own id, to
@@ -149,17 +129,16 @@ impl Link {
     /// # Errors
     /// It did not arrive, or ([`Failure::OutcomeUnknown`]) may not have: whoever asked may be gone.
     pub async fn answer(&self, asked: (StreamId, Timestamp), message: Bytes) -> Result<(), Failure> {
-        match &self.0 {
-            Way::Http(http) => http.send(message).await,
-            Way::Child(child) => child.answer(asked, message).await,
+        match self.child() {
+            Some(child) => child.answer(asked, message).await,
+            None => self.0.send(message).await,
         }
     }
 
     /// It is on record that the answer was [sent](Self::answer): the keeper need not know of it any more. Never blocks.
     pub fn settle_answer(&self, asked: StreamId) {
-        match &self.0 {
-            Way::Http(_) => {}
-            Way::Child(child) => child.settle_answer(asked),
+        if let Some(child) = self.child() {
+            child.settle_answer(asked);
         }
     }
 
@@ -169,27 +148,18 @@ impl Link {
     /// had to be let go. The answer, or the end of the child, ends the wait for any other. An answer that was given out
     /// whole is given out again until the call is settled.
     pub fn rejoin(&self, id: &RoutedId) -> Option<Answer> {
-        match &self.0 {
-            Way::Http(_) => None,
-            Way::Child(child) => child.rejoin(id),
-        }
+        self.child()?.rejoin(id)
     }
 
     /// Whether a child still runs calls of this session, those of earlier workers included. HTTP servers run none that
     /// would be known of here.
     pub fn has_running_calls(&self) -> bool {
-        match &self.0 {
-            Way::Http(_) => false,
-            Way::Child(child) => child.has_running_calls(),
-        }
+        self.child().is_some_and(|child| child.has_running_calls())
     }
 
     /// Whether a child still runs calls of earlier workers.
     pub fn runs_earlier_calls(&self) -> bool {
-        match &self.0 {
-            Way::Http(_) => false,
-            Way::Child(child) => child.runs_earlier_calls(),
-        }
+        self.child().is_some_and(|child| child.runs_earlier_calls())
     }
 
     /// The client has taken the answer of this call, or never can: nothing of the call need be kept any more. The keeper
@@ -199,9 +169,8 @@ impl Link {
     /// Must follow every answer that was received, or an error in its place. A call whose [`AnswerStream`] (or pending
     /// [`call`](Self::call)) is dropped before that is settled by the link.
     pub fn settle(&self, id: &RoutedId) {
-        match &self.0 {
-            Way::Http(_) => {}
-            Way::Child(child) => child.settle(id.stream),
+        if let Some(child) = self.child() {
+            child.settle(id.stream);
         }
     }
 
@@ -209,39 +178,30 @@ impl Link {
     /// by a waiter of this worker; oldest answer first. Most were answered without a stream just before their worker died:
     /// nobody can come back for these.
     pub fn answered_earlier(&self) -> Vec<StreamId> {
-        match &self.0 {
-            Way::Http(_) => Vec::new(),
-            Way::Child(child) => child.answered_earlier(),
-        }
+        self.child().map(|child| child.answered_earlier()).unwrap_or_default()
     }
 
     /// As [`settle`](Self::settle), but for a call whose client has nothing to come back with: the keeper lets go of it
     /// sooner, since a later worker would find it for nobody.
     pub fn settle_for_good(&self, call: StreamId) {
-        match &self.0 {
-            Way::Http(_) => {}
-            Way::Child(child) => child.settle_for_good(call),
+        if let Some(child) = self.child() {
+            child.settle_for_good(call);
         }
     }
 
     /// Goes on with a call that an earlier worker sent to an HTTP server, behind the event that
-    /// [`AnswerStream::position`] named then (R4). Children have no such thing: their calls are [rejoined](Self::rejoin).
+    /// [`AnswerStream::position`] named then (R4). Children have no such thing: their calls are [rejoined](Self::rejoin). Nor have modern servers.
     /// `call` must be the one that was sent: it may be repeated if that is safe.
     ///
     /// # Errors
     /// There is no session to go on in. Later failures come from the stream.
     pub async fn resume(&self, call: Call, last_event_id: &str) -> Result<AnswerStream, Failure> {
-        match &self.0 {
-            Way::Http(http) => http.resume(call, last_event_id).await,
-            Way::Child(child) => Err(child.over()),
-        }
+        self.0.resume(call, last_event_id).await
     }
 
     /// Keeps the server's listening stream open as long as the guard lives (U9). A child needs none.
     pub fn listen(self: &Arc<Self>) -> Listening {
-        if let Way::Http(http) = &self.0 {
-            http.listen();
-        }
+        self.0.listen();
         Listening(Arc::clone(self))
     }
 
@@ -251,43 +211,23 @@ impl Link {
     /// With [`Ending::Delete`], returns the DELETE that is still owed. With the others nothing is sent
     /// to the server; [`record`](Self::record) is what the next worker needs.
     pub async fn end(&self, ending: Ending) -> Option<OwedDelete> {
-        match &self.0 {
-            Way::Http(http) => http.end(ending == Ending::Delete).await,
-            Way::Child(child) => {
-                let why = match ending {
-                    Ending::Delete => Some(Why::SessionEnded),
-                    Ending::Suspend => Some(Why::Suspended),
-                    Ending::KeepForResume => None,
-                };
-                child.end(why).await;
-                None
-            }
-        }
+        self.0.end(ending).await
     }
 
     /// What a later worker needs to go on; `None` before the server has answered.
     pub fn record(&self) -> Option<ResumeRecord> {
-        match &self.0 {
-            Way::Http(http) => http.record(),
-            Way::Child(child) => child.record(),
-        }
+        self.0.record()
     }
 
     /// Whether the server's session is a connection of this worker's own (HTTP+SSE, 2024-11-05): nobody else can speak in
     /// it.
     pub fn is_connection(&self) -> bool {
-        match &self.0 {
-            Way::Http(http) => http.is_connection(),
-            Way::Child(_) => false,
-        }
+        self.0.is_connection()
     }
 
     /// Whether the server has answered `initialize` for this session.
     pub fn opened(&self) -> bool {
-        match &self.0 {
-            Way::Http(http) => http.opened(),
-            Way::Child(child) => child.opened(),
-        }
+        self.0.opened()
     }
 
     /// Remembers the log level that the server has accepted, to set it again after a loss.
@@ -305,20 +245,22 @@ impl Link {
         self.remember(Setting::Unsubscribed(uri.into()));
     }
 
-    fn remember(&self, setting: Setting) {
-        match &self.0 {
-            Way::Http(http) => http.remember(setting),
-            Way::Child(child) => child.remember(setting),
+    /// The process of the session's own, if its server is a program that has such.
+    fn child(&self) -> Option<Arc<Child>> {
+        match self.0.way() {
+            Way::Child(child) => Some(child),
+            Way::Http(_) | Way::Modern(_) => None,
         }
+    }
+
+    fn remember(&self, setting: Setting) {
+        self.0.remember(setting)
     }
 }
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Way::Http(http) => fmt::Debug::fmt(http, f),
-            Way::Child(child) => fmt::Debug::fmt(child, f),
-        }
+        fmt::Debug::fmt(&self.0, f)
     }
 }
 
@@ -328,8 +270,6 @@ pub struct Listening(Arc<Link>);
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        if let Way::Http(http) = &self.0.0 {
-            http.unlisten();
-        }
+        self.0.0.unlisten();
     }
 }

@@ -1,8 +1,9 @@
-//! The way of a modern client's request to a modern server (2026-07-28) over HTTP: as it is.
+//! The way of a modern client's request to a modern server (2026-07-28): as it is.
 //!
-//! Neither side keeps anything between requests, so there is no link and nothing to recover. One [`Stateless`] request goes
-//! out with the headers that its body asks for and those that are configured; what comes back is passed on byte by byte,
-//! with its status. Dropping what is under way closes the request at the server, which is how that is cancelled.
+//! Neither side keeps anything between requests, so there is no link and nothing to recover. Over HTTP one [`Stateless`]
+//! request goes out with the headers that its body asks for and those that are configured; what comes back is passed on byte
+//! by byte, with its status. A program gets it at the process that all clients share, where ids and progress tokens are the
+//! gateway's. Dropping what is under way closes the request at the server, which is how that is cancelled.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +15,12 @@ use mainstay_core::wire::method::Method;
 use mainstay_core::wire::modern;
 
 use crate::bridge::{Dressed, Fault, post};
+use crate::child::{Exchange, Manner, Sharing};
 use crate::dialect;
 use crate::era::error_code;
 use crate::failure::{Blame, Failure};
-use crate::http::{Content, Events, EventsEnd, Reply, Tries, Unread, message_of};
+use crate::feed::{Feed, FeedEnd};
+use crate::http::{Content, Reply, Tries, Unread};
 use crate::server::Server;
 use crate::upstreams::{Destination, Upstreams};
 use crate::wire::{self, same_id};
@@ -60,17 +63,67 @@ impl Upstreams {
     ///
     /// # Errors
     /// Why there is no answer. A JSON-RPC error of the server, whatever its HTTP status, is one.
-    pub async fn forward(&self, server: &Arc<Server>, request: &Stateless) -> Result<Forwarded, Failure> {
+    pub async fn forward(self: &Arc<Self>, server: &Arc<Server>, request: &Stateless) -> Result<Forwarded, Failure> {
         let destination = self.destination(server);
+        if !server.is_http() {
+            return self.forward_to_child(&destination, request).await;
+        }
         let outcome = Sending { upstreams: self, destination: &destination, request }.send().await;
         destination.contacts.note(self.now(), &outcome);
         outcome
     }
+
+    /// The same at the process that all clients of a program share.
+    async fn forward_to_child(
+        self: &Arc<Self>,
+        destination: &Arc<Destination>,
+        request: &Stateless,
+    ) -> Result<Forwarded, Failure> {
+        let scanned = envelope::scan(&request.message).ok();
+        let Some(id) = scanned.and_then(|scanned| scanned.id).map(|span| request.message.slice(span)) else {
+            tracing::debug!(server = %destination.server.name, "a notification that no modern server knows; dropped");
+            return Ok(Forwarded::Accepted);
+        };
+        let manner = Manner { listens: request.listens, may_repeat: is_safe(request, &destination.server) };
+        let sharing = Sharing::new(self, destination);
+        let exchange = Exchange::begin(sharing, &request.message, manner).await?;
+        let mut relay = Relay::new(self, &destination.server, (id, Feed::Child(Box::new(exchange))));
+        match relay.next().await? {
+            Relayed::Answer(answer) => Ok(Forwarded::Whole(status_of(&answer), answer)),
+            first @ Relayed::Notification(_) => Ok(Forwarded::Events(Relay { first: Some(first), ..relay })),
+        }
+    }
+}
+
+/// The HTTP status of an answer that came without one (2026-07-28, Streamable HTTP, Error Codes).
+fn status_of(answer: &[u8]) -> u16 {
+    match envelope::scan(answer).ok().and_then(|scanned| error_code(answer, &scanned.error?)) {
+        Some(modern::METHOD_NOT_FOUND) => 404,
+        Some(code) if modern::is_proof(code) => 400,
+        Some(_) | None => 200,
+    }
+}
+
+/// Whether `request` may be carried out twice by `server` (U5).
+fn is_safe(request: &Stateless, server: &Server) -> bool {
+    if request.method.is_safe() || request.listens {
+        return true;
+    }
+    if request.method != Method::ToolsCall {
+        return false;
+    }
+    let message = &*request.message;
+    let name = envelope::scan(message).ok().and_then(|scanned| {
+        let params = scanned.params?;
+        let name = envelope::member(message, &params, "name")?;
+        envelope::unescape(&message[name])
+    });
+    name.is_some_and(|name| server.safe_tools.iter().any(|safe| **safe == *name))
 }
 
 /// One request on its way.
 struct Sending<'a> {
-    upstreams: &'a Upstreams,
+    upstreams: &'a Arc<Upstreams>,
     destination: &'a Arc<Destination>,
     request: &'a Stateless,
 }
@@ -105,7 +158,7 @@ impl Sending<'_> {
                 true => Ok(()),
                 false => Err(server.unreachable(cause)),
             },
-            Trouble::Ambiguous(cause) => match self.is_safe() && tries.spend_repetition() {
+            Trouble::Ambiguous(cause) => match is_safe(self.request, server) && tries.spend_repetition() {
                 true => {
                     Upstreams::count(&self.upstreams.counters.repeated);
                     Ok(())
@@ -120,23 +173,6 @@ impl Sending<'_> {
             }
             Trouble::Failed(failure) => Err(failure),
         }
-    }
-
-    /// Whether it may be carried out twice (U5).
-    fn is_safe(&self) -> bool {
-        if self.request.method.is_safe() || self.request.listens {
-            return true;
-        }
-        if self.request.method != Method::ToolsCall {
-            return false;
-        }
-        let message = &*self.request.message;
-        let name = envelope::scan(message).ok().and_then(|scanned| {
-            let params = scanned.params?;
-            let name = envelope::member(message, &params, "name")?;
-            envelope::unescape(&message[name])
-        });
-        name.is_some_and(|name| self.destination.server.safe_tools.iter().any(|safe| **safe == *name))
     }
 
     async fn attempt(&self, dressed: &Dressed) -> Result<Forwarded, Trouble> {
@@ -155,8 +191,8 @@ impl Sending<'_> {
         match reply.content() {
             Content::Events => {
                 let reply = if self.request.listens { reply.without_place() } else { reply };
-                let (server, events) = (Arc::clone(&self.destination.server), Some(reply.events(bytes_max)));
-                Ok(Forwarded::Events(Relay { server, id, events }))
+                let feed = Feed::Http(reply.events(bytes_max));
+                Ok(Forwarded::Events(Relay::new(self.upstreams, &self.destination.server, (id, feed))))
             }
             Content::Json => self.read_answer(reply, &id).await,
             Content::Other => Err(self.protocol("it answered a request with neither JSON nor an event stream")),
@@ -205,37 +241,47 @@ impl Sending<'_> {
 
 /// The messages of an answer's stream. Dropping it closes the request at the server.
 pub struct Relay {
+    upstreams: Arc<Upstreams>,
     server: Arc<Server>,
     id: Bytes,
-    events: Option<Box<Events>>,
+    first: Option<Relayed>,
+    feed: Option<Feed>,
 }
 
 impl Relay {
+    fn new(upstreams: &Arc<Upstreams>, server: &Arc<Server>, (id, feed): (Bytes, Feed)) -> Self {
+        let (upstreams, server) = (Arc::clone(upstreams), Arc::clone(server));
+        Self { upstreams, server, id, first: None, feed: Some(feed) }
+    }
+
     /// The next message. Cancel-safe. Requests of the server are passed over: a modern one must not send any here
     /// (2026-07-28, Streamable HTTP, Receiving Messages).
     ///
     /// # Errors
     /// [`Failure::OutcomeUnknown`] if the stream ended before the answer, [`Failure::Oversize`] if a message is too large.
     pub async fn next(&mut self) -> Result<Relayed, Failure> {
+        if let Some(first) = self.first.take() {
+            return Ok(first);
+        }
         loop {
-            let Some(events) = &mut self.events else { return Err(self.server.over()) };
-            let event = match events.next().await {
-                Ok(event) => event,
+            let Some(feed) = &mut self.feed else { return Err(self.server.over()) };
+            let message = match feed.next().await {
+                Ok(message) => message,
                 Err(end) => {
-                    self.events = None;
+                    self.feed = None;
                     return Err(match end {
-                        EventsEnd::Broken(cause) => Failure::OutcomeUnknown { server: self.server.name.clone(), cause },
-                        EventsEnd::Oversize => self.server.oversize(),
+                        FeedEnd::Broken(cause) => self.server.unknown_in(&self.upstreams, cause),
+                        FeedEnd::Oversize => self.server.oversize(),
+                        FeedEnd::Failed(failure) => failure,
                     });
                 }
             };
-            let Some(message) = message_of(event) else { continue };
             match envelope::scan(&message).map(|scanned| scanned.kind) {
                 Ok(Kind::Notification) => return Ok(Relayed::Notification(message)),
                 Ok(Kind::Result | Kind::Error) => {
                     let Some(answer) = answer_to(&message, &self.id) else { continue };
-                    if let Some(events) = self.events.take() {
-                        events.finish();
+                    if let Some(feed) = self.feed.take() {
+                        feed.finish();
                     }
                     return Ok(Relayed::Answer(answer));
                 }

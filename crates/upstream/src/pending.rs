@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use mainstay_core::call::{RoutedId, StreamId};
 use mainstay_core::wire::envelope::{self, Envelope};
+use mainstay_core::wire::modern::SUBSCRIPTION_ID;
 
 use crate::wire;
 
@@ -120,6 +121,18 @@ impl<S: Clone> Pending<S> {
         }
     }
 
+    /// The slot of that call, if it waits.
+    pub(crate) fn slot_of(&self, call: StreamId) -> Option<S> {
+        self.newest(|entry| entry.stream == Some(call))
+    }
+
+    /// The slot of the only call that may get messages which name none, if there is only one.
+    pub(crate) fn only_streaming(&self) -> Option<S> {
+        let mut streaming = self.entries.values().filter(|entry| entry.may_stream);
+        let only = streaming.next()?;
+        streaming.next().is_none().then(|| only.slot.clone())
+    }
+
     fn newest(&self, fits: impl Fn(&Entry<S>) -> bool) -> Option<S> {
         let fitting = self.entries.values().filter(|entry| fits(entry));
         fitting.max_by_key(|entry| entry.order).map(|entry| entry.slot.clone())
@@ -138,6 +151,36 @@ pub(crate) fn progress_of(scanned: &Envelope, message: &[u8]) -> Option<StreamId
         return None;
     }
     stream_of(&message[envelope::member(message, scanned.params.as_ref()?, "progressToken")?])
+}
+
+/// Which request a message of a modern server is for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// That one.
+    Request(StreamId),
+    /// The only one that has asked for log messages, which name none, if there is only one.
+    OnlyStreaming,
+    /// None that was made here.
+    Nobody,
+}
+
+/// Which request `message` of a modern server is for: by the token of its progress, by the mark of a subscription, or
+/// because it takes that request back.
+pub(crate) fn request_named(scanned: &Envelope, message: &[u8]) -> Named {
+    let Some(params) = &scanned.params else { return Named::Nobody };
+    let member = |key: &str| envelope::member(message, params, key);
+    let mark = || envelope::member(message, &member("_meta")?, SUBSCRIPTION_ID);
+    let method = scanned.method_name(message);
+    let name = match method.as_deref() {
+        Some("notifications/progress") => member("progressToken"),
+        Some("notifications/cancelled") => member("requestId"),
+        Some(_) | None => mark(),
+    };
+    match name {
+        Some(span) => stream_of(&message[span]).map_or(Named::Nobody, Named::Request),
+        None if method.as_deref() == Some("notifications/message") => Named::OnlyStreaming,
+        None => Named::Nobody,
+    }
 }
 
 fn stream_of(id: &[u8]) -> Option<StreamId> {
@@ -177,6 +220,37 @@ mod tests {
         assert_eq!(owner(&pending, br#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#), Some(0));
         pending.leave(&first);
         assert_eq!(owner(&pending, &progress(&call(1))), None, "too late");
+    }
+
+    #[test]
+    fn e1_a_message_of_a_shared_process_goes_where_it_says_and_to_nobody_else() {
+        let mut pending = Pending::default();
+        pending.register(call(1), false, 1).expect("it is new");
+        let second = pending.register(call(2), true, 2).expect("it is new");
+        let text = |raw: Bytes| String::from_utf8(raw.to_vec()).expect("text");
+        let (first, strange) = (text(call(1)), r#""1.9.7""#);
+        let mark = |id: &str| format!(r#"{{"_meta":{{"io.modelcontextprotocol/subscriptionId":{id}}}}}"#);
+        let named = |method: &str, params: &str| {
+            let message = format!(r#"{{"jsonrpc":"2.0","method":"notifications/{method}","params":{params}}}"#);
+            request_named(&envelope::scan(message.as_bytes()).expect("a message"), message.as_bytes())
+        };
+        let one = Named::Request(StreamId { epoch: 1, number: 1 });
+        assert_eq!(named("progress", &format!(r#"{{"progressToken":{first}}}"#)), one);
+        assert_eq!(named("cancelled", &format!(r#"{{"requestId":{first}}}"#)), one);
+        assert_eq!(named("tools/list_changed", &mark(&first)), one);
+        assert_eq!(named("message", &mark(&first)), one);
+        assert_eq!(named("message", "{}"), Named::OnlyStreaming);
+        for (method, params) in [("progress", "{}"), ("tools/list_changed", "{}"), ("resources/updated", "[]")] {
+            assert_eq!(named(method, params), Named::Nobody, "{method}");
+        }
+        assert_eq!(named("progress", r#"{"progressToken":7}"#), Named::Nobody);
+        assert_eq!(named("tools/list_changed", &mark(strange)), Named::Request(StreamId { epoch: 1, number: 9 }));
+        assert_eq!(pending.slot_of(StreamId { epoch: 1, number: 9 }), None);
+        assert_eq!((pending.slot_of(StreamId { epoch: 1, number: 1 }), pending.only_streaming()), (Some(1), Some(2)));
+        pending.register(call(3), true, 3).expect("it is new");
+        assert_eq!(pending.only_streaming(), None, "nobody can tell whose it is");
+        pending.leave(&second);
+        assert_eq!(pending.only_streaming(), Some(3));
     }
 
     #[test]

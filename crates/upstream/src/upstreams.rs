@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::bridge::Annotated;
 use crate::catalogue::Pages;
-use crate::child::{Mask, ServerMemory, Stamp, Supervised, Supervision, Why, dismiss_of};
+use crate::child::{Mask, ServerMemory, Shared, Sharing, Stamp, Supervised, Supervision, Why, dismiss_of};
 use crate::contact::{Contact, Contacts};
 use crate::era::Eras;
 use crate::failure::{Blame, Failure};
@@ -148,6 +148,11 @@ impl Upstreams {
         Bytes::from(format!("\"mainstay.{}.{number}\"", self.parts.epoch))
     }
 
+    /// The name of the next request that goes to a process which many share: this epoch, and a number that comes once.
+    pub(crate) fn own_name(&self) -> (u64, u64) {
+        (self.parts.epoch, self.own_requests.fetch_add(1, Ordering::Relaxed))
+    }
+
     pub(crate) fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
@@ -231,6 +236,24 @@ impl Upstreams {
         dismiss_of(Arc::clone(self), self.destination(server), held, why).await;
     }
 
+    /// Takes over the child in custody that everybody shares, if `server` still is what it was started for: what its
+    /// callers had asked of it is taken back, since none of them can come back for it. Otherwise it is ended.
+    ///
+    /// Must be called within a tokio runtime, and before anything is asked of `server`.
+    pub fn adopt_shared(self: &Arc<Self>, server: &Arc<Server>, held: Held) {
+        Sharing::new(self, &self.destination(server)).adopt(held);
+    }
+
+    /// Lets the child of `server` that everybody shares go if nobody has used it for `after` (S11).
+    pub fn suspend_shared(self: &Arc<Self>, server: &Arc<Server>, after: Duration) {
+        Sharing::new(self, &self.destination(server)).suspend(after);
+    }
+
+    /// How many calls are in flight to the child of `server` that everybody shares.
+    pub fn shared_calls(&self, server: &Arc<Server>) -> usize {
+        self.destination(server).shared.calls()
+    }
+
     /// `text`, a part of what `server` wrote, without what it is given in confidence. May read files.
     pub fn masked(&self, server: &Server, text: &str) -> String {
         Mask::of(server, &*self.parts.environment).apply_to_part(text)
@@ -282,6 +305,8 @@ pub(crate) struct Destination {
     pub(crate) eras: Eras,
     /// Which arguments of its tools stand in headers, too.
     pub(crate) annotated: Annotated,
+    /// The process that everybody shares, if it is a modern program.
+    pub(crate) shared: Shared,
     resolved: ArcSwapOption<Resolved>,
 }
 
@@ -302,6 +327,7 @@ impl Destination {
             detected: Detected::default(),
             eras: Eras::default(),
             annotated: Annotated::default(),
+            shared: Shared::default(),
             resolved: ArcSwapOption::empty(),
         }
     }

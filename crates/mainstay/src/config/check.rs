@@ -274,12 +274,9 @@ fn server(name: &str, table: ServerTable, faults: &mut Faults) -> Option<(Server
     Some((parsed?, server))
 }
 
-/// What of the eras is not in this version: stateless servers over stdio.
+/// What of the eras contradicts itself.
 fn eras(name: &str, server: &Server, faults: &mut Faults) {
-    if server.era == Some(Era::Modern) && matches!(server.reach, Reach::Child { .. }) {
-        let message = "programs that speak 2026-07-28 over their standard streams are not in this version";
-        faults.add(&["servers", name, "era"], message, "leave it out: they are spoken to in sessions");
-    } else if server.era == Some(Era::Modern) && matches!(server.reach, Reach::Http { transport: Transport::Sse, .. }) {
+    if server.era == Some(Era::Modern) && matches!(server.reach, Reach::Http { transport: Transport::Sse, .. }) {
         let message = "`transport = \"sse\"` is of 2024-11-05, and `era = \"modern\"` is not";
         faults.add(&["servers", name, "era"], message, "leave one of the two out");
     }

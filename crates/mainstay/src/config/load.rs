@@ -295,19 +295,21 @@ mod tests {
 
     #[test]
     fn e5_the_era_of_a_server_can_be_said() {
-        let era = |said: &str| {
-            let text = format!("[servers.a]\nurl = \"http://h/\"\n{said}");
+        let era_of = |reach: &str, said: &str| {
+            let text = format!("[servers.a]\n{reach}\n{said}");
             let config = from_text("m.toml", &text).unwrap().config;
             assert_eq!(Config::from_snapshot(&config.to_snapshot()).unwrap(), config);
             let server = &config.servers[&ServerName::parse("a").unwrap()];
             assert_eq!(config.upstream_servers().unwrap()[0].era, server.era);
             (server.era, server.offer)
         };
+        let era = |said: &str| era_of("url = \"http://h/\"", said);
         assert_eq!(era(""), (None, Offer::Auto));
         assert_eq!(era("era = \"legacy\"\n"), (Some(Era::Legacy), Offer::Auto));
         assert_eq!(era("offer = \"both\"\n"), (None, Offer::Both));
         assert_eq!(era("era = \"modern\"\noffer = \"both\"\n"), (Some(Era::Modern), Offer::Both));
         assert_eq!(era("era = \"modern\"\noffer = \"legacy\"\n"), (Some(Era::Modern), Offer::Legacy));
+        assert_eq!(era_of("command = \"x\"", "era = \"modern\"\n"), (Some(Era::Modern), Offer::Auto));
     }
 
     #[test]
@@ -390,7 +392,6 @@ mod tests {
             ("[servers.a]\nurl = \"http://h/\"\nheaders = { X = \"…\" }\n", 3, 17, "masked", "${NAME}"),
             ("[servers.a]\ncommand = \"x\"\nurl = \"http://x/\"\n", 3, 7, "both `command` and `url`", ""),
             ("[servers.a]\ncommand = \"x\"\nsharing = \"all\"\n", 3, 11, "not in this version", "session"),
-            ("[servers.a]\ncommand = \"x\"\nera = \"modern\"\n", 3, 7, "not in this version", "leave it out"),
             (
                 "[servers.a]\nurl = \"http://h/\"\ntransport = \"sse\"\nera = \"modern\"\n",
                 4,

@@ -19,9 +19,11 @@ impl Engine {
         era
     }
 
-    /// What is known of the eras of `server`, without asking it.
+    /// What is known of the eras of `server`, without asking it. A program is taken for a legacy one until it shows otherwise.
     pub fn spoken_by(&self, server: &Arc<Server>) -> Spoken {
-        self.upstreams.spoken(server)
+        let spoken = self.upstreams.spoken(server);
+        let is_legacy = !server.is_http() && spoken.modern != Some(true);
+        Spoken { legacy: spoken.legacy.or(is_legacy.then_some(true)), ..spoken }
     }
 
     /// Takes over what earlier workers have found out: a server that is known is not asked again.
@@ -71,5 +73,5 @@ impl Engine {
 
 /// Whether the eras of `server` are not known from its configuration.
 fn is_found_out(server: &Server) -> bool {
-    server.fixed_era().is_none() && server.is_http()
+    server.fixed_era().is_none()
 }

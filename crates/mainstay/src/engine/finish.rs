@@ -7,11 +7,12 @@ use mainstay_core::code::Code;
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::OwedDelete;
 use mainstay_core::session::{Change, Decision, Input, Refusal, Restoration, Session, State};
+use mainstay_core::wire::modern::Era;
 use mainstay_store::{CommitError, Stored, Write};
-use mainstay_upstream::{Ending, Why, dismiss, parse_label};
+use mainstay_upstream::{Ending, Holder, Why, dismiss, parse_label};
 
 use crate::engine::live::Live;
-use crate::engine::{Engine, HOLD, Refused, refused};
+use crate::engine::{Engine, HOLD, Refused, Served, refused};
 use crate::runtime::spawn;
 
 impl Engine {
@@ -231,6 +232,30 @@ impl Engine {
             None => {
                 let custody = self.custody.clone();
                 spawn(async move { dismiss(&custody, held).await });
+            }
+        }
+    }
+
+    /// Gives the children that earlier workers left for all clients of a server to that server, as far as it is still a
+    /// program that may be modern. Those, and what was started to be asked for its era, belong to no session.
+    pub(crate) fn adopt_shared(&self) {
+        for (key, label, _) in self.held_labels() {
+            let Some(label) = parse_label(&label) else { continue };
+            let served = self.servers.get(&label.server);
+            match (label.holder(), served) {
+                (Holder::Session, _) => {}
+                (Holder::Nobody, _) => self.dismiss_held(key, Why::Unwanted),
+                (Holder::Everybody, None) => self.dismiss_held(key, Why::Removed),
+                (Holder::Everybody, Some(Served { server, .. }))
+                    if server.is_http() || server.fixed_era() == Some(Era::Legacy) =>
+                {
+                    self.dismiss_held(key, Why::Redefined);
+                }
+                (Holder::Everybody, Some(Served { server, .. })) => {
+                    if let Some(held) = self.take_held(&key) {
+                        self.upstreams.adopt_shared(server, held);
+                    }
+                }
             }
         }
     }

@@ -112,10 +112,11 @@ impl Engine {
         self.handing.is_set()
     }
 
-    /// Stops taking new work, once no session is being opened, or `patience` is at its end. Connections, listening streams
+    /// Stops taking new work, once no session is being opened and no child that its clients share has a call in flight, or
+    /// `patience` is at its end. Connections, listening streams
     /// and the streams of calls on children see it by themselves.
     pub(crate) async fn begin_handover(&self, patience: Duration) {
-        self.until(patience, || self.openings.count() == 0).await;
+        self.until(patience, || self.openings.count() == 0 && self.shared_calls() == 0).await;
         self.handing.set();
         self.stopping.set();
     }
@@ -140,6 +141,12 @@ impl Engine {
     /// Whether something runs that only this worker can bring to its end.
     pub(crate) fn outlasts(&self) -> bool {
         self.http_calls() > 0 || self.forwarding.to_http() > 0
+    }
+
+    /// How many calls are in flight to children that all clients of their servers share.
+    pub(crate) fn shared_calls(&self) -> usize {
+        let programs = self.servers.values().filter(|served| !served.server.is_http());
+        programs.map(|served| self.upstreams.shared_calls(&served.server)).sum()
     }
 
     /// How many requests wait for the answer of an HTTP server: those stay with this worker.

@@ -44,11 +44,8 @@ impl Engine {
         }
     }
 
-    /// Whether the server of `served` is known, or found, to be modern. No program is asked.
+    /// Whether the server of `served` is known, or found, to be modern.
     async fn is_modern(&self, served: &Served) -> bool {
-        if !served.server.is_http() {
-            return false;
-        }
         // Of a server that is away now, what was known of it stands.
         let asked = tokio::time::timeout(mainstay_upstream::PROBE_BOUND, self.era_of(served)).await;
         let era = asked.ok().flatten().or_else(|| self.spoken_by(&served.server).era());

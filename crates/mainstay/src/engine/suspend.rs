@@ -35,6 +35,11 @@ impl Engine {
         for (key, open_calls) in self.held_idle() {
             self.suspend_held(key, open_calls).await;
         }
+        for served in self.servers.values().filter(|served| !served.server.is_http()) {
+            if let Some(after) = may_suspend(served) {
+                self.upstreams.suspend_shared(&served.server, after);
+            }
+        }
     }
 
     /// Lets a child go that an earlier worker left for a session which nobody has asked for since, once it is unused for

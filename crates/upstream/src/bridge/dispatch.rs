@@ -7,14 +7,15 @@ use mainstay_core::wire::envelope::{self, Kind};
 use mainstay_core::wire::method::Method;
 use mainstay_core::wire::modern::{self, Era};
 
-use super::post::{self, Fault};
+use super::post::{self, Fault, Posted, Response};
 use super::{Bridge, Dressed, tools};
 use crate::call::Call;
 use crate::catalogue::asks_first_page;
 use crate::dialect::{self, Seen, Verdict};
 use crate::era::{error_code, names_version};
 use crate::failure::{Blame, Failure};
-use crate::http::{Content, Events, Reply, Tries, Unread};
+use crate::feed::Feed;
+use crate::http::{Content, Reply, Tries, Unread};
 use crate::kept;
 use crate::upstreams::{Upstreams, unusable};
 use crate::wire::{self, lock, same_id};
@@ -24,7 +25,7 @@ pub(super) enum Dispatched {
     /// The response, under the id that it was sent with.
     Whole(Bytes),
     /// What comes, one by one.
-    Events(Box<Events>),
+    Feed(Feed),
 }
 
 /// What one attempt came to.
@@ -117,7 +118,7 @@ impl Bridge {
                     }
                 }
                 Step::OtherEra(failure, answer) => return self.doubted(failure, answer).await,
-                Step::Done(Dispatched::Events(_)) => return Err(self.protocol("it answered a refusal with events")),
+                Step::Done(Dispatched::Feed(_)) => return Err(self.protocol("it answered a refusal with events")),
                 Step::Not(trouble) => self.try_again(trouble, tries, || true).await?,
             }
         }
@@ -177,20 +178,19 @@ impl Bridge {
     }
 
     async fn attempt(&self, dressed: &Dressed) -> Step {
-        let reply = match post::post(&self.upstreams, &self.destination, dressed).await {
-            Ok(reply) => reply,
+        let posted = match post::request(&self.upstreams, &self.destination, dressed, false).await {
+            Ok(posted) => posted,
             Err(fault) => return fault.into(),
         };
         let id = envelope::scan(&dressed.message).ok().and_then(|scanned| scanned.id).unwrap_or_default();
         let id = &dressed.message[id];
-        if !reply.status().is_success() {
-            let (status, challenge, body) = reply.read_refusal().await;
-            return self.refused(&Seen { status, challenge, body: &body }, id);
-        }
-        match reply.content() {
-            Content::Json => self.read_answer(reply, id).await,
-            Content::Events => Step::Done(Dispatched::Events(reply.events(self.server().message_bytes_max))),
-            Content::Other => {
+        match posted {
+            Posted::Refused(Response { status, challenge, body }) => {
+                self.refused(&Seen { status, challenge, body: &body }, id)
+            }
+            Posted::Body(reply, Content::Json) => self.read_answer(reply, id).await,
+            Posted::Feed(feed) => Step::Done(Dispatched::Feed(feed)),
+            Posted::Body(_, Content::Events | Content::Other) => {
                 Step::Not(Trouble::Failed(self.protocol("it answered a request with neither JSON nor an event stream")))
             }
         }
@@ -301,7 +301,8 @@ impl Bridge {
             if call.method == Method::ToolsList {
                 let page = tools::read(self.server(), response, result);
                 self.destination.annotated.observe(page.annotated, asks_first_page(&call.message));
-                edits.extend(page.edits);
+                // Where there are no headers, their annotations mean nothing.
+                edits.extend(page.edits.into_iter().filter(|_| self.server().is_http()));
             }
         }
         let response = Bytes::from(modern::edit::apply(response, edits));

@@ -10,11 +10,12 @@ use mainstay_core::wire::modern::edit::{self, Change};
 use mainstay_core::wire::modern::{METHOD_NOT_FOUND, SUBSCRIPTION_ID};
 use tokio::time::{Instant, timeout};
 
-use super::{Bridge, post};
+use super::Bridge;
+use super::post::{self, Posted, Response};
 use crate::ears::{Pace, REPROBE};
 use crate::era::error_code;
 use crate::failure::Failure;
-use crate::http::{Content, Events, message_of};
+use crate::feed::Feed;
 use crate::notice::Notice;
 use crate::task::spawn;
 use crate::upstreams::Upstreams;
@@ -66,12 +67,12 @@ impl Bridge {
                 continue;
             }
             match self.tune(&filter).await {
-                Ok(events) => {
+                Ok(feed) => {
                     if was_cut {
                         self.say_lists_may_have_changed(&filter).await;
                     }
                     let opened_at = Instant::now();
-                    self.hear(events, filter).await;
+                    self.hear(feed, filter).await;
                     was_cut = true;
                     pace.lasted(opened_at.elapsed());
                     tokio::time::sleep(pace.pause()).await;
@@ -95,30 +96,27 @@ impl Bridge {
     }
 
     /// Opens a stream, up to the server's word that it listens.
-    async fn tune(&self, filter: &Filter) -> Result<Box<Events>, NoStream> {
+    async fn tune(&self, filter: &Filter) -> Result<Feed, NoStream> {
         let id = self.upstreams.own_id();
         let message = envelope::request_message(&id, "subscriptions/listen", Some(&filter.params()));
         let dressed = self.dress(message.into());
         let tuned = timeout(TUNE_BOUND, async {
-            let reply = post::post(&self.upstreams, &self.destination, &dressed).await.map_err(|_| NoStream::Later)?;
-            if !reply.status().is_success() {
-                let (status, _, body) = reply.read_refusal().await;
-                let code = envelope::scan(&body).ok().and_then(|scanned| error_code(&body, &scanned.error?));
-                let never = code == Some(METHOD_NOT_FOUND) || matches!(status, 404 | 405);
-                return Err(if never { NoStream::Never } else { NoStream::Later });
-            }
-            if reply.content() != Content::Events {
-                return Err(NoStream::Never);
-            }
-            // A place among the calls would be held for as long as the stream is open.
-            let mut events = reply.without_place().events(self.server().message_bytes_max);
+            let posted = post::request(&self.upstreams, &self.destination, &dressed, true).await;
+            let mut feed = match posted.map_err(|_| NoStream::Later)? {
+                Posted::Refused(Response { status, body, .. }) => {
+                    let code = envelope::scan(&body).ok().and_then(|scanned| error_code(&body, &scanned.error?));
+                    let never = code == Some(METHOD_NOT_FOUND) || matches!(status, 404 | 405);
+                    return Err(if never { NoStream::Never } else { NoStream::Later });
+                }
+                Posted::Body(..) => return Err(NoStream::Never),
+                Posted::Feed(feed) => feed,
+            };
             loop {
-                let event = events.next().await.map_err(|_| NoStream::Later)?;
-                let Some(message) = message_of(event) else { continue };
+                let message = feed.next().await.map_err(|_| NoStream::Later)?;
                 let Ok(scanned) = envelope::scan(&message) else { continue };
                 match scanned.kind {
                     Kind::Notification if scanned.method_name(&message).as_deref() == Some(ACKNOWLEDGED) => {
-                        return Ok(events);
+                        return Ok(feed);
                     }
                     Kind::Result => return Err(NoStream::Later),
                     Kind::Error => return Err(NoStream::Never),
@@ -131,7 +129,7 @@ impl Bridge {
 
     /// Hands on what comes until the stream ends. When there is something else to listen to, another stream takes over; the
     /// old one is read until that is there.
-    async fn hear(self: &Arc<Self>, mut events: Box<Events>, mut filter: Filter) {
+    async fn hear(self: &Arc<Self>, mut feed: Feed, mut filter: Filter) {
         loop {
             let retune = async {
                 loop {
@@ -143,7 +141,7 @@ impl Bridge {
                 }
             };
             let wanted = tokio::select! {
-                () = self.hand_on(&mut events) => return,
+                () = self.hand_on(&mut feed) => return,
                 wanted = retune => wanted,
             };
             if wanted == Filter::default() {
@@ -151,10 +149,10 @@ impl Bridge {
             }
             let next = tokio::select! {
                 next = self.tune(&wanted) => next,
-                () = self.hand_on(&mut events) => return,
+                () = self.hand_on(&mut feed) => return,
             };
             match next {
-                Ok(next) => (events, filter) = (next, wanted),
+                Ok(next) => (feed, filter) = (next, wanted),
                 Err(_) => return,
             }
         }
@@ -162,9 +160,8 @@ impl Bridge {
 
     /// Hands on what comes. Returns when the stream has ended. Cancel-safe but for the message that is being handed on,
     /// which waits for room only.
-    async fn hand_on(&self, events: &mut Box<Events>) {
-        while let Ok(event) = events.next().await {
-            let Some(message) = message_of(event) else { continue };
+    async fn hand_on(&self, feed: &mut Feed) {
+        while let Ok(message) = feed.next().await {
             let Ok(scanned) = envelope::scan(&message) else { continue };
             match scanned.kind {
                 Kind::Notification => self.deliver(untagged(&message, &scanned)).await,

@@ -1,4 +1,5 @@
-//! One exchange with a modern server: a dressed request out, and what comes back.
+//! One exchange with a modern server, over HTTP or at the process that its clients share: a dressed request out, and what
+//! comes back.
 
 use std::sync::Arc;
 
@@ -9,8 +10,10 @@ use mainstay_core::wire::envelope::{self, Envelope};
 use mainstay_core::wire::modern::edit::{self, Change};
 use mainstay_core::wire::modern::{self, header};
 
+use crate::child::{Exchange, Manner, Sharing};
 use crate::failure::{Blame, Failure};
-use crate::http::{Content, EventsEnd, Reply, Unread, message_of};
+use crate::feed::{Feed, FeedEnd};
+use crate::http::{Content, Reply, Unread};
 use crate::upstreams::{Destination, SendError, Upstreams, unusable};
 use crate::wire::{self, Sort};
 
@@ -120,41 +123,77 @@ pub(crate) async fn post(upstreams: &Upstreams, destination: &Destination, dress
     }
 }
 
-/// POSTs a request of the gateway's own and reads its whole response. What comes before that on a stream is passed over.
+/// What a server makes of a request.
+pub(crate) enum Posted {
+    /// It refuses it, by a status other than 2xx.
+    Refused(Response),
+    /// It answers with one body: JSON, or something that is neither that nor events.
+    Body(Reply, Content),
+    /// It answers message by message.
+    Feed(Feed),
+}
+
+/// Sends `dressed` to a server, by whichever of the two ways leads there: a POST, or the process that its clients share.
+/// `listens` is whether the answer may last for days (`subscriptions/listen`).
+pub(crate) async fn request(
+    upstreams: &Arc<Upstreams>,
+    destination: &Arc<Destination>,
+    dressed: &Dressed,
+    listens: bool,
+) -> Result<Posted, Fault> {
+    if !destination.server.is_http() {
+        // Whether it may be sent twice is for who sends it.
+        let manner = Manner { listens, may_repeat: false };
+        let exchange = Exchange::begin(Sharing::new(upstreams, destination), &dressed.message, manner).await;
+        return exchange.map(|exchange| Posted::Feed(Feed::Child(Box::new(exchange)))).map_err(Fault::Failed);
+    }
+    let reply = post(upstreams, destination, dressed).await?;
+    if !reply.status().is_success() {
+        let (status, challenge, body) = reply.read_refusal().await;
+        return Ok(Posted::Refused(Response { status, challenge, body }));
+    }
+    Ok(match reply.content() {
+        Content::Events => {
+            // A place among the calls would be held for as long as the stream is open.
+            let reply = if listens { reply.without_place() } else { reply };
+            Posted::Feed(Feed::Http(reply.events(destination.server.message_bytes_max)))
+        }
+        content @ (Content::Json | Content::Other) => Posted::Body(reply, content),
+    })
+}
+
+/// Sends a request of the gateway's own and reads its whole response. What comes before that on a stream is passed over.
 pub(crate) async fn exchange(
-    upstreams: &Upstreams,
+    upstreams: &Arc<Upstreams>,
     destination: &Arc<Destination>,
     dressed: &Dressed,
 ) -> Result<Response, Fault> {
-    let reply = post(upstreams, destination, dressed).await?;
-    let status = reply.status().as_u16();
-    if !reply.status().is_success() {
-        let (status, challenge, body) = reply.read_refusal().await;
-        return Ok(Response { status, challenge, body });
-    }
     let bytes_max = destination.server.message_bytes_max;
     let oversize = || Fault::Failed(destination.server.oversize());
-    match reply.content() {
-        Content::Json | Content::Other => match reply.collect(bytes_max).await {
-            Ok(body) => Ok(Response { status, challenge: false, body }),
-            Err(Unread::Oversize) => Err(oversize()),
-            Err(Unread::Broken(cause)) => Err(Fault::Lost(cause)),
-        },
-        Content::Events => {
-            let mut events = reply.events(bytes_max);
-            loop {
-                let event = events.next().await.map_err(|end| match end {
-                    EventsEnd::Broken(cause) => Fault::Lost(cause),
-                    EventsEnd::Oversize => oversize(),
-                })?;
-                let Some(body) = message_of(event) else { continue };
-                if let Ok(scanned) = envelope::scan(&body)
-                    && let Sort::Response = wire::sort(&scanned, &body)
-                {
-                    events.finish();
-                    return Ok(Response { status, challenge: false, body });
-                }
-            }
+    let whole = |status: u16, body: Bytes| Response { status, challenge: false, body };
+    let mut feed = match request(upstreams, destination, dressed, false).await? {
+        Posted::Refused(response) => return Ok(response),
+        Posted::Body(reply, _) => {
+            let status = reply.status().as_u16();
+            return match reply.collect(bytes_max).await {
+                Ok(body) => Ok(whole(status, body)),
+                Err(Unread::Oversize) => Err(oversize()),
+                Err(Unread::Broken(cause)) => Err(Fault::Lost(cause)),
+            };
+        }
+        Posted::Feed(feed) => feed,
+    };
+    loop {
+        let body = feed.next().await.map_err(|end| match end {
+            FeedEnd::Broken(cause) => Fault::Lost(cause),
+            FeedEnd::Oversize => oversize(),
+            FeedEnd::Failed(failure) => Fault::Failed(failure),
+        })?;
+        if let Ok(scanned) = envelope::scan(&body)
+            && let Sort::Response = wire::sort(&scanned, &body)
+        {
+            feed.finish();
+            return Ok(whole(200, body));
         }
     }
 }

@@ -9,7 +9,6 @@ use bytes::Bytes;
 use mainstay_core::wire::envelope::{self, Kind};
 use mainstay_core::wire::method::Method;
 use mainstay_core::wire::modern::ResultType;
-use mainstay_core::wire::sse::Event;
 use tokio::sync::watch;
 
 use super::dispatch::Dispatched;
@@ -17,7 +16,8 @@ use super::rounds::{NoInput, Round, may_ask};
 use super::{Bridge, Fate};
 use crate::call::{Call, Incoming};
 use crate::failure::{Blame, Failure};
-use crate::http::{Events, EventsEnd, Tries, message_of};
+use crate::feed::{Feed, FeedEnd};
+use crate::http::Tries;
 use crate::upstreams::Upstreams;
 use crate::wire::{self, lock};
 
@@ -38,7 +38,7 @@ pub(crate) struct BridgeStream {
 enum Phase {
     /// On its way. Kept here, so that a caller that looks away does not send it anew.
     Sending(Work),
-    Reading(Box<Events>),
+    Reading(Box<Feed>),
     /// The client is asked.
     Asking(Box<Round>),
     Over,
@@ -99,19 +99,23 @@ impl BridgeStream {
                 self.tries = tries;
                 match dispatched {
                     Dispatched::Whole(response) => self.land(&response),
-                    Dispatched::Events(events) => {
-                        self.phase = Phase::Reading(events);
+                    Dispatched::Feed(feed) => {
+                        self.phase = Phase::Reading(Box::new(feed));
                         Ok(())
                     }
                 }
             }
-            Phase::Reading(events) => match events.next().await {
-                Ok(event) => self.take_in(event),
-                Err(EventsEnd::Oversize) => {
+            Phase::Reading(feed) => match feed.next().await {
+                Ok(message) => self.take_in(message),
+                Err(FeedEnd::Oversize) => {
                     self.phase = Phase::Over;
                     Err(self.bridge.oversize())
                 }
-                Err(EventsEnd::Broken(cause)) => self.broken(cause),
+                Err(FeedEnd::Broken(cause)) => self.broken(cause),
+                Err(FeedEnd::Failed(failure)) => {
+                    self.phase = Phase::Over;
+                    Err(failure)
+                }
             },
             Phase::Asking(round) => match round.answers().await {
                 Ok(()) => {
@@ -126,8 +130,7 @@ impl BridgeStream {
         }
     }
 
-    fn take_in(&mut self, event: Event) -> Result<(), Failure> {
-        let Some(message) = message_of(event) else { return Ok(()) };
+    fn take_in(&mut self, message: Bytes) -> Result<(), Failure> {
         let server = &self.bridge.server().name;
         let Ok(scanned) = envelope::scan(&message) else {
             tracing::debug!(%server, "an event is no JSON-RPC message; skipped");
@@ -138,8 +141,8 @@ impl BridgeStream {
             // A modern server must not ask anything on a stream, and nobody could answer it there.
             Kind::Request => tracing::debug!(%server, "a request on the stream of a modern server; skipped"),
             Kind::Result | Kind::Error => {
-                if let Phase::Reading(events) = std::mem::replace(&mut self.phase, Phase::Over) {
-                    events.finish();
+                if let Phase::Reading(feed) = std::mem::replace(&mut self.phase, Phase::Over) {
+                    feed.finish();
                 }
                 return self.land(&message);
             }

@@ -4,8 +4,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mainstay_core::time::Timestamp;
-use mainstay_keeper::Exit;
 use mainstay_keeper::client::{ChildEvent, Custody, Held};
+use mainstay_keeper::{ChildId, Exit};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::Mask;
@@ -40,10 +41,19 @@ pub(crate) async fn dismiss_of(upstreams: Arc<Upstreams>, destination: Arc<Desti
 }
 
 /// Ends a child and waits for it; how it has ended, if it has in time.
-async fn end_held(custody: &Custody, mut held: Held, grace: Duration) -> Option<Exit> {
-    custody.stop(held.child, grace).await;
+async fn end_held(custody: &Custody, held: Held, grace: Duration) -> Option<Exit> {
+    end(custody, (held.child, held.events), grace).await
+}
+
+/// The same with a child of this worker's.
+pub(super) async fn end(
+    custody: &Custody,
+    (child, mut events): (ChildId, mpsc::Receiver<ChildEvent>),
+    grace: Duration,
+) -> Option<Exit> {
+    custody.stop(child, grace).await;
     let ended = timeout(DISMISS_BOUND + 2 * grace, async {
-        while let Some(event) = held.events.recv().await {
+        while let Some(event) = events.recv().await {
             if let ChildEvent::Exited(exit) = event {
                 return Some(exit);
             }
@@ -52,9 +62,9 @@ async fn end_held(custody: &Custody, mut held: Held, grace: Duration) -> Option<
     });
     let ended = ended.await;
     if ended.is_err() {
-        tracing::warn!(child = %held.child, "a child that no session wants did not end in time");
+        tracing::warn!(%child, "a child that no session wants did not end in time");
     }
-    custody.forget(held.child).await;
+    custody.forget(child).await;
     ended.ok().flatten()
 }
 

@@ -26,6 +26,7 @@ use super::slot::Delivery;
 use super::supervision::Lease;
 use super::table::{Owner, Place, Rejoined, Relief, Table, answer_tag_of, tag_of};
 use crate::notice::{Notice, Notices};
+use crate::server::Server;
 use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
 use crate::wire::{self, Sort, lock};
@@ -34,7 +35,7 @@ use crate::wire::{self, Sort, lock};
 pub(super) struct Running {
     pub(super) id: ChildId,
     pub(super) custody: Custody,
-    /// Whether it was told `initialized`.
+    /// Whether it was told `initialized`; of one that many share, whether it has said that it is modern.
     pub(super) initialized: AtomicBool,
     /// Why the gateway has ordered its end, once it has.
     stopping: OnceLock<Why>,
@@ -48,17 +49,26 @@ pub(super) struct Running {
     pub(super) since: Timestamp,
     upstreams: Arc<Upstreams>,
     destination: Arc<Destination>,
-    notices: Arc<Notices>,
+    audience: Audience,
     table: Mutex<Table>,
     exited: Notify,
     /// Told when there is something to let go of in a while.
     due: Notify,
 }
 
+/// Who hears what belongs to no call.
+pub(super) enum Audience {
+    /// The session that it is the process of.
+    Session(Arc<Notices>),
+    /// Nobody: many share the process, and each message must name the request that it is for.
+    Callers,
+}
+
 /// What a call asks of the table.
 pub(super) struct Registration {
     /// The raw id under which the answer comes.
     pub(super) id: Bytes,
+    /// Whether messages that name no call may go to this one.
     pub(super) may_stream: bool,
 }
 
@@ -76,7 +86,7 @@ enum Aftermath {
 impl Running {
     pub(super) fn start(
         (upstreams, destination): (&Arc<Upstreams>, &Arc<Destination>),
-        notices: &Arc<Notices>,
+        audience: Audience,
         custody: Custody,
         (id, open, events): (ChildId, &[CallTag], mpsc::Receiver<ChildEvent>),
         (lease, mask): (Lease, Option<Mask>),
@@ -92,13 +102,17 @@ impl Running {
             mask,
             upstreams: Arc::clone(upstreams),
             destination: Arc::clone(destination),
-            notices: Arc::clone(notices),
+            audience,
             table: Mutex::new(Table::of(open)),
             exited: Notify::new(),
             due: Notify::new(),
         });
         let pump = spawn(Arc::clone(&running).pump(events)).abort_handle();
         (running, pump)
+    }
+
+    pub(super) fn server(&self) -> &Server {
+        &self.destination.server
     }
 
     /// Waits for the answer to `registration`. `None` if the child has ended or the id is taken.
@@ -405,6 +419,10 @@ impl Running {
     fn route(&self, number: u64, scanned: &Envelope, bytes: Bytes) -> Aftermath {
         let mut table = lock(&self.table);
         let aftermath = match wire::sort(scanned, &bytes) {
+            Sort::Ping | Sort::Message if self.is_shared() => {
+                self.hand_out(&table, number, scanned, bytes);
+                Aftermath::Nothing
+            }
             Sort::Ping => Aftermath::Reply(wire::pong(wire::id_of(scanned, &bytes).unwrap_or_default())),
             Sort::Response => {
                 if table.place_response(number, scanned, &bytes, self.upstreams.parts.epoch) {
@@ -432,13 +450,30 @@ impl Running {
         aftermath
     }
 
+    fn is_shared(&self) -> bool {
+        matches!(self.audience, Audience::Callers)
+    }
+
+    /// Gives a message of a process that many share to the request that it names. It is of no use to a later worker, and
+    /// who does not read must not hold up the others: so the keeper need not keep it, and there is room for so much only.
+    fn hand_out(&self, table: &Table, number: u64, scanned: &Envelope, bytes: Bytes) {
+        let server = &self.destination.server.name;
+        if scanned.kind == Kind::Request {
+            let method = scanned.method_name(&bytes).unwrap_or_default();
+            tracing::debug!(%server, child = %self.id, %method, "a modern server must not ask anything; dropped");
+        } else if let Some(slot) = table.named_by(scanned, &bytes) {
+            slot.push_within(Delivery::Message { bytes, number });
+        }
+    }
+
     async fn after(self: &Arc<Self>, aftermath: Aftermath) {
+        let Audience::Session(notices) = &self.audience else { return };
         match aftermath {
             Aftermath::Nothing => {}
             Aftermath::Reply(message) => self.reply(message),
             Aftermath::Ask(message, frame) => {
                 let receipt = Receipt::new(Arc::clone(self), frame);
-                if !self.notices.tell(Notice::Question { message: message.clone(), receipt }).await
+                if !notices.tell(Notice::Question { message: message.clone(), receipt }).await
                     && let Ok(scanned) = envelope::scan(&message)
                     && let Some(id) = wire::id_of(&scanned, &message)
                 {
@@ -449,7 +484,7 @@ impl Running {
                 }
             }
             Aftermath::Tell(message) => {
-                if !self.notices.offer(Notice::Message(message)) {
+                if !notices.offer(Notice::Message(message)) {
                     Upstreams::count(&self.upstreams.counters.notices_dropped);
                 }
             }
@@ -490,6 +525,11 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
+    /// Whether something that came for the call was let go of for want of room.
+    pub(super) fn is_lossy(&self) -> bool {
+        self.place.slot.is_lossy()
+    }
+
     /// What comes next for the call. Cancel-safe; what is taken counts as delivered, but for the answer to a call that
     /// later workers can be asked for: that call must be settled; and for a question, of which a [receipt](Self::receipt)
     /// must be made.

@@ -1,18 +1,18 @@
 //! Starting the process, and bringing it to where the last one was (C5).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mainstay_core::id::SessionKey;
 use mainstay_core::wire::envelope;
-use mainstay_keeper::client::{Custody, Spawned, WriteError};
+use mainstay_keeper::client::WriteError;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::end::{End, Why};
-use super::running::{Registration, Running};
-use super::slot::Delivery;
-use super::{Child, Current, Mask, Stamp, State, spawn};
+use super::end::Why;
+use super::launch::launch;
+use super::running::{Audience, Running};
+use super::{Child, Current, State};
 use crate::failure::{Blame, Failure};
 use crate::handshake::{self, NotOpened, Opened};
 use crate::notice::{ListsChanged, Notice};
@@ -84,20 +84,9 @@ impl Child {
             }
             (lost_by(&state), state.kept.handshake.params.clone(), state.kept.handshake.key)
         };
-        let program = self.program().await;
-        let spawned = match self.ask_for_process(&custody, key).await {
-            Ok(spawned) => spawned,
-            Err(failure) => {
-                lease.not_started(&failure);
-                return Err(failure);
-            }
-        };
         let parts = (&self.upstreams, &self.destination);
-        let mask = Mask::of(self.server(), &*self.upstreams.parts.environment);
-        let handed_over = (spawned.child, &[][..], spawned.events);
-        let (running, pump) = Running::start(parts, &self.notices, custody, handed_over, (lease, Some(mask)));
-        running.lease.attach(running.id, Arc::downgrade(&running), program);
-        tracing::info!(server = %self.server().name, session = ?key, child = %running.id, "child started");
+        let audience = Audience::Session(Arc::clone(&self.notices));
+        let (running, pump) = launch(parts, (custody, key), audience, lease).await?;
         // The bound is absolute: whatever the process sends meanwhile does not extend it.
         let deadline = Instant::now() + self.server().handshake_bound;
         let shaken = timeout_at(deadline, self.shake_hands(&running, &params)).await;
@@ -105,10 +94,13 @@ impl Child {
         match shaken.map_err(|_| hung()).and_then(|shaken| shaken) {
             Ok((opened, lists)) => {
                 running.lease.up(reason.is_some());
+                self.refused.store(false, Ordering::Release);
+                self.destination.eras.note_legacy(true);
                 self.install((running, pump), opened, (reason, lists)).await
             }
             Err(failure) => {
                 let is_refusal = matches!(failure, Failure::Rejected { .. });
+                self.refused.store(is_refusal, Ordering::Release);
                 // An answer, though a refusal, is no fault of the process; nor does its end need another word.
                 let says_enough = is_refusal || running.is_over();
                 running.lease.never_up((!says_enough).then(|| failure.cause()).as_deref());
@@ -116,19 +108,6 @@ impl Child {
                 Err(failure)
             }
         }
-    }
-
-    async fn ask_for_process(&self, custody: &Custody, key: SessionKey) -> Result<Spawned, Failure> {
-        let request = spawn::request(&self.upstreams.parts, &self.destination, key)?;
-        custody.spawn(request).await.map_err(|error| spawn::failure(self.server(), &error))
-    }
-
-    /// The program on disk, which is the one that is about to be started (C9).
-    async fn program(&self) -> Option<Stamp> {
-        let (destination, environment) = (Arc::clone(&self.destination), Arc::clone(&self.upstreams.parts.environment));
-        let looked = tokio::task::spawn_blocking(move || Stamp::of(&destination.server, &*environment));
-        // It is only for people: a file system that hangs must not hang the start.
-        timeout(PROGRAM_BOUND, looked).await.ok()?.ok()?
     }
 
     /// The process that is alive, whether it was told `initialized` or not.
@@ -149,7 +128,7 @@ impl Child {
             return Ok((opened, ListsChanged::Unknown));
         }
         if self.say_initialized(running).await.is_err() {
-            return Err(self.exited(&running.ended().await));
+            return Err(running.exited().await);
         }
         let requests = {
             let state = lock(&self.state);
@@ -199,38 +178,7 @@ impl Child {
     ) -> Result<(Bytes, Bytes), Failure> {
         let id = self.upstreams.own_id();
         let message = Bytes::from(envelope::request_message(&id, method, params));
-        let Some(mut waiting) = running.register(Registration { id: id.clone(), may_stream: false }) else {
-            return Err(self.exited(&running.ended().await));
-        };
-        match running.write_call(&mut waiting, message).await {
-            Ok(()) => {}
-            Err(WriteError::Gone) => return Err(self.exited(&running.ended().await)),
-            Err(error @ (WriteError::TooLong | WriteError::LineEnd)) => {
-                return Err(self.protocol(&format!("the request can't be written: {error}")));
-            }
-        }
-        loop {
-            match waiting.next().await {
-                Delivery::Response { bytes, .. } => return Ok((id, bytes)),
-                // Nothing that comes before it matters here.
-                Delivery::Message { .. } => {}
-                Delivery::Question { number, .. } => drop(waiting.receipt(number)),
-                Delivery::Oversize => return Err(self.oversize()),
-                Delivery::Gone => return Err(self.exited(&running.ended().await)),
-            }
-        }
-    }
-
-    /// The process ended during its handshake.
-    fn exited(&self, end: &End) -> Failure {
-        match end.exit {
-            Some(_) => Failure::ChildExited {
-                server: self.server().name.clone(),
-                exit: end.status(),
-                stderr_tail: end.stderr_tail(),
-            },
-            None => self.unreachable(end.describe()),
-        }
+        Ok((id.clone(), running.ask(id, message).await?))
     }
 
     async fn install(
@@ -295,9 +243,6 @@ fn lost_by(state: &State) -> Option<String> {
         state.kept.opened.is_some().then_some("its process was ended while its session was unused or the gateway away");
     state.kept.loss().or(recorded).map(str::to_owned)
 }
-
-/// How long the program may be looked at.
-const PROGRAM_BOUND: Duration = Duration::from_secs(1);
 
 /// How long one setting may take to be made again.
 const REPLAY_BOUND: Duration = Duration::from_secs(5);

@@ -18,7 +18,7 @@ use super::parked::Parked;
 use super::slot::{Delivery, Slot};
 use super::unheard::Unheard;
 use crate::dialect;
-use crate::pending::{self, Pending, Ticket};
+use crate::pending::{self, Named, Pending, Ticket};
 use crate::wire;
 
 /// The calls of one child, and the frames that are not dealt with yet.
@@ -72,7 +72,8 @@ pub(super) fn answer_tag_of(asked: StreamId) -> CallTag {
     tag_of(StreamId { number: asked.number | ANSWER_BIT, ..asked })
 }
 
-fn stream_of(tag: CallTag) -> StreamId {
+/// The stream of the call of that name in the keeper's custody.
+pub(super) fn stream_of(tag: CallTag) -> StreamId {
     let [epoch, number] = [0, 8].map(|at| {
         let bytes = tag.to_bytes();
         bytes[at..at + 8].iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
@@ -202,8 +203,9 @@ impl Table {
         self.parked.calls()
     }
 
+    /// Whether a call is without an answer. What somebody listens to is none: it would never end.
     pub(super) fn has_running_calls(&self) -> bool {
-        self.open.values().any(Option::is_none)
+        self.open.iter().any(|(call, answer)| answer.is_none() && call.number & LISTENING_BIT == 0)
     }
 
     /// Whether a call from before `epoch` is without an answer.
@@ -314,6 +316,15 @@ impl Table {
         self.pending.owner_of(scanned, message)
     }
 
+    /// Where a message goes that is no answer, of a process that many share.
+    pub(super) fn named_by(&self, scanned: &Envelope, message: &[u8]) -> Option<Arc<Slot>> {
+        match pending::request_named(scanned, message) {
+            Named::Request(call) => self.pending.slot_of(call),
+            Named::OnlyStreaming => self.pending.only_streaming(),
+            Named::Nobody => None,
+        }
+    }
+
     /// Lets go of answers that nobody has taken and of progress, if there is so much that the child might have to wait for
     /// it. First go the answers that nobody has asked for, oldest first: those that are more than clients wait for were
     /// left behind when a worker died that had handed them on. Then goes progress, if it is much, and then what else there
@@ -379,6 +390,9 @@ fn stream_in(id: &str) -> Option<StreamId> {
 
 /// Set in the number by which the keeper knows an answer. Numbers are counted, and never come that far.
 const ANSWER_BIT: u64 = 1 << 63;
+
+/// Set in the number of a request that somebody listens by, for as long as he wants.
+pub(super) const LISTENING_BIT: u64 = 1 << 62;
 
 /// What may be held: half of what the keeper holds before it stops reading.
 const HELD_FRAMES_MAX: usize = CUSTODY_FRAMES_MAX / 2;
