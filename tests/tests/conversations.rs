@@ -237,3 +237,154 @@ async fn e0_a_server_with_sessions_is_offered_to_modern_clients_only_if_the_oper
     assert_eq!(openings(&up_s)?, 0, "a program is asked for its era, and no more");
     Ok(())
 }
+
+/// A client that can be asked, and the call of a tool that asks it.
+fn able(stand: &Stand, server: &str) -> Result<StatelessClient> {
+    Ok(stand.client(server)?.with_capabilities(json!({"elicitation": {}, "roots": {}, "sampling": {}})))
+}
+
+fn asking() -> Value {
+    json!({"name": "ask", "arguments": {"message": "sure?", "timeout_ms": 600_000}})
+}
+
+fn answered(mut params: Value, asked: &Value, answer: &Value) -> Result<Value> {
+    let requests = asked["inputRequests"].as_object().with_context(|| format!("nothing asked: {asked}"))?;
+    params["inputResponses"] = requests.keys().map(|key| (key.clone(), answer.clone())).collect();
+    params["requestState"] = asked["requestState"].clone();
+    Ok(params)
+}
+
+fn yes() -> Value {
+    json!({"action": "accept", "content": {"answer": "forty-two"}})
+}
+
+#[tokio::test]
+async fn e3_a_question_of_the_server_is_asked_and_answered_over_rounds() -> Result<()> {
+    let stand = Stand::new().await?;
+    for server in ["h", "s"] {
+        let client = able(&stand, server)?;
+        let asked = client.result("tools/call", asking()).await?;
+        assert_eq!(asked["resultType"], "input_required", "{asked}");
+        let question =
+            asked["inputRequests"].as_object().and_then(|asked| asked.values().next()).context("a question")?;
+        assert_eq!(
+            (&question["method"], &question["params"]["message"]),
+            (&json!("elicitation/create"), &json!("sure?"))
+        );
+
+        // Whoever comes back without the answer is asked again, with the same question.
+        let mut empty = asking();
+        empty["requestState"] = asked["requestState"].clone();
+        let again = client.result("tools/call", empty).await?;
+        assert_eq!(
+            (&again["resultType"], &again["inputRequests"]),
+            (&json!("input_required"), &asked["inputRequests"])
+        );
+
+        let result = client.result("tools/call", answered(asking(), &again, &yes())?).await?;
+        assert_eq!(result["resultType"], "complete", "{result}");
+        assert!(result.to_string().contains("forty-two"), "{result}");
+    }
+    assert_eq!(stand.up_h.executions("ask").await?, 1);
+    let answers = stand.up_s.trace()?.iter().filter(|entry| entry["line"]["result"]["action"] == "accept").count();
+    assert_eq!(answers, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn e3_a_call_that_waits_for_its_client_outlives_the_worker() -> Result<()> {
+    let mut stand = Stand::new().await?;
+    for server in ["h", "s"] {
+        let client = able(&stand, server)?;
+        let before = whoami(&client).await?;
+        let asked = client.result("tools/call", asking()).await?;
+        stand.gateway.kill_worker().await?;
+        let result = client.result("tools/call", answered(asking(), &asked, &yes())?).await?;
+        assert!(result.to_string().contains("forty-two"), "{server}: {result}");
+        let after = whoami(&client).await?;
+        assert_eq!((&after["pid"], &after["session"]), (&before["pid"], &before["session"]), "{server}");
+        assert_eq!(after["calls"], 3, "{server}: nothing was called twice");
+    }
+    let answers = stand.up_s.trace()?.iter().filter(|entry| entry["line"]["result"]["action"] == "accept").count();
+    assert_eq!(answers, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn e3_a_round_is_taken_up_only_by_whose_it_is_and_for_the_same_request() -> Result<()> {
+    let up_s = UpS::new(&[])?;
+    let auth =
+        "[auth]\nmode = \"token\"\n[auth.tokens]\namy = \"amy-token-0123456789\"\nbob = \"bob-token-0123456789\"\n";
+    let gateway = Gateway::start(&format!("{}offer = \"both\"\n{auth}", up_s.toml("s")?), &[]).await?;
+    let of = |token: &str| -> Result<StatelessClient> {
+        let client = StatelessClient::new(&gateway.url("s")?)?.with_handle("same").with_bearer(token);
+        Ok(client.with_capabilities(json!({"elicitation": {}})))
+    };
+    let (amy, bob) = (of("amy-token-0123456789")?, of("bob-token-0123456789")?);
+    assert_ne!(
+        whoami(&amy).await?["pid"],
+        whoami(&bob).await?["pid"],
+        "a handle does not lead to another's conversation"
+    );
+    let asked = amy.result("tools/call", asking()).await?;
+    let back = answered(asking(), &asked, &yes())?;
+    let mut other = back.clone();
+    other["arguments"]["message"] = json!("really?");
+    let mut forged = back.clone();
+    forged["requestState"] = json!("AAAA");
+    for (client, params) in [(&bob, back.clone()), (&amy, other), (&amy, forged)] {
+        let (status, refused) = client.request("tools/call", params).await?;
+        assert_eq!((status, &refused["error"]["code"]), (400, &json!(-32602)), "{refused}");
+    }
+    let result = amy.result("tools/call", back).await?;
+    assert!(result.to_string().contains("forty-two"), "{result}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn e3_who_can_not_be_asked_is_not_and_the_server_hears_it_at_once() -> Result<()> {
+    let stand = Stand::new().await?;
+    for server in ["h", "s"] {
+        // A server that asks although it was told otherwise finds nobody; this one asks nobody who can't be asked.
+        let text = stand.client(server)?.call("ask", json!({"message": "sure?"})).await?;
+        assert!(text.contains("does not support"), "{text}");
+        let client = able(&stand, server)?;
+        for kind in ["sampling", "roots"] {
+            let params = json!({"name": "ask", "arguments": {"message": "m", "kind": kind, "timeout_ms": 600_000}});
+            let asked = client.result("tools/call", params.clone()).await?;
+            let result = client.result("tools/call", answered(params, &asked, &json!({"kind": kind}))?).await?;
+            assert!(result.to_string().contains(kind), "{result}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn t2_a_handover_sends_clients_back_for_calls_on_programs_to_the_next_worker() -> Result<()> {
+    let mut stand = Stand::new().await?;
+    let client = stand.client("s")?;
+    let params = json!({"name": "prog", "arguments": {"n": 2400, "delay_ms": 250}, "_meta": {"progressToken": 1}});
+    let mut calling = client.begin("tools/call", params.clone()).await?;
+    let seen = calling.until(|message| message["method"] == "notifications/progress").await?;
+    let before = stand.gateway.worker().await?;
+    let config = format!(
+        "{}offer = \"both\"\n{}offer = \"both\"\npatience = \"9s\"\n",
+        stand.up_h.toml("h"),
+        stand.up_s.toml("s")?
+    );
+    stand.gateway.rewrite_config(&config)?;
+    let output = stand.gateway.cli(&["reload"]).await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let sent_back = calling.until(|message| message.get("method").is_none()).await?;
+    assert_eq!(sent_back["result"]["resultType"], "input_required", "{sent_back}");
+    assert!(sent_back["result"].get("inputRequests").is_none(), "{sent_back}");
+    assert!(stand.gateway.next_worker(before).await?.number > before.number);
+    let mut back = params;
+    back["requestState"] = sent_back["result"]["requestState"].clone();
+    let mut calling = client.begin("tools/call", back).await?;
+    let progress = calling.until(|message| message["method"] == "notifications/progress").await?;
+    assert!(progress["params"]["progress"].as_u64() > seen["params"]["progress"].as_u64(), "{progress}");
+    let calls = stand.up_s.trace()?.iter().filter(|entry| entry["line"]["params"]["name"] == "prog").count();
+    assert_eq!(calls, 1);
+    Ok(())
+}

@@ -11,6 +11,7 @@ use std::fmt;
 use super::envelope::{self, Envelope, Span, walk};
 
 pub mod annotation;
+pub mod asking;
 mod base64;
 pub mod crossing;
 mod decimal;

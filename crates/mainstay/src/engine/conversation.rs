@@ -9,6 +9,8 @@
 //! memory only saves looking it up.
 
 mod course;
+mod passage;
+mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,6 +30,7 @@ use mainstay_store::{Filter, Page, Stored};
 use parking_lot::Mutex;
 
 pub use self::course::{Course, Landed, Turn};
+pub use self::rounds::{Held, Parked};
 use crate::engine::call::Request;
 use crate::engine::listen::shortly;
 use crate::engine::live::{Entry, Live};

@@ -11,12 +11,12 @@ use futures_util::Stream;
 use http::header::HeaderMap;
 use http::{Response, StatusCode};
 use mainstay_core::code::Code;
-use mainstay_core::wire::envelope::{Kind, result_message};
+use mainstay_core::wire::envelope::{Kind, Span, member, result_message, unescape, walk};
 use mainstay_core::wire::method::Method;
 use mainstay_core::wire::modern::{self as era, Meta, crossing};
 
 use crate::engine::call::Request;
-use crate::engine::conversation::{Course, Landed, Turn, Wish};
+use crate::engine::conversation::{Course, Held, Landed, Parked, Turn, Wish};
 use crate::engine::live::Entry;
 use crate::engine::modern::cut_off;
 use crate::engine::stream::{KEEP_ALIVE, STILL_HERE};
@@ -37,11 +37,20 @@ pub(super) async fn answer(
     if let Err(fault) = checked(headers, request, meta) {
         return fault.response(&request.id());
     }
+    let brought = match front.engine.brought(caller, served, request) {
+        Ok(brought) => brought,
+        Err(text) => return Fault::bad(era::INVALID_PARAMS, text).response(&request.id()),
+    };
     // Nothing that the revision lets a client notify of concerns a legacy server: closing a response is what cancels.
     if request.envelope.kind == Kind::Notification {
         return reply::empty(StatusCode::ACCEPTED);
     }
-    match served_by(front, peer, (caller, served), headers, (request, meta)).await {
+    let serving = match brought {
+        Some(Held::Parked(parked)) => go_on(front, (caller, served), (request, meta), parked).await,
+        Some(Held::Anew) if !has_visited(request) => Err(not_visited(served)),
+        Some(Held::Anew) | None => begin(front, peer, (caller, served), headers, (request, meta)).await,
+    };
+    match serving {
         Ok(response) => response,
         Err(refused) => {
             tracing::debug!(server = %served.server.name, code = refused.code.name(), "request refused");
@@ -53,7 +62,18 @@ pub(super) async fn answer(
     }
 }
 
-async fn served_by(
+/// Goes on with a call that waits for what the client brings.
+async fn go_on(
+    front: &Arc<Front>,
+    (caller, served): (&Caller, &Served),
+    (request, meta): (&Request, &Meta),
+    parked: Parked,
+) -> Result<Response<Answer>, Refused> {
+    let course = front.engine.travel_on(caller, served, (request, meta), parked).await?;
+    Ok(respond(front, course).await)
+}
+
+async fn begin(
     front: &Arc<Front>,
     peer: IpAddr,
     (caller, served): (&Caller, &Served),
@@ -68,15 +88,36 @@ async fn served_by(
     if request.method == Method::Discover {
         return discover(front, &entry, request);
     }
-    let course = engine.travel(&entry, request, meta).await?;
-    let end = Box::pin(Arc::clone(engine).cut(Arc::clone(&entry)));
+    let course = engine.travel((caller, served), &entry, (request, meta)).await?;
+    drop(entry);
+    Ok(respond(front, course).await)
+}
+
+/// The response of a request that is under way: JSON if it has nothing else to say, a stream if it does or takes its time.
+async fn respond(front: &Arc<Front>, course: Course) -> Response<Answer> {
+    let end = Box::pin(Arc::clone(&front.engine).cut(Arc::clone(course.live())));
     let mut streaming = Streaming { course, end, first: None };
     match tokio::time::timeout(FIRST_TURN_MAX, streaming.turn()).await {
-        Ok(Turn::Response(landed)) => return Ok(landed_response(landed)),
+        Ok(Turn::Response(landed)) => return landed_response(landed),
         Ok(first @ Turn::Notification(_)) => streaming.first = Some(first),
         Err(_elapsed) => {}
     }
-    Ok(reply::streaming(streaming.chunks()))
+    reply::streaming(streaming.chunks())
+}
+
+/// Whether the client says that it has visited all that the server wanted it to.
+fn has_visited(request: &Request) -> bool {
+    let (message, envelope) = (&request.message, &request.envelope);
+    let answers = envelope.params.as_ref().and_then(|params| member(message, params, "inputResponses"));
+    let accepts = |answer: &Span| {
+        member(message, answer, "action").is_some_and(|action| unescape(&message[action]).as_deref() == Some("accept"))
+    };
+    answers.is_none_or(|answers| walk::members(message, &answers).all(|(_, answer)| accepts(&answer)))
+}
+
+fn not_visited(served: &Served) -> Refused {
+    let text = "the server wants its user to visit addresses first, and that was declined";
+    Refused { server: Some(served.server.name.clone()), ..Refused::new(Code::ServerRejected, text) }
 }
 
 /// What is wrong with a request by itself: what is wrong anywhere, and methods that the revision has not.
@@ -157,7 +198,7 @@ impl Streaming {
             biased;
             turn = self.course.next() => turn,
             () = self.end.as_mut() => {
-                let refused = cut_off(self.course.server());
+                let refused = cut_off(&self.course.live().server);
                 Turn::Response(self.course.leave(&refused))
             }
         }

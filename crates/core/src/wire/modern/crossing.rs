@@ -173,7 +173,7 @@ fn number(raw: &[u8]) -> Option<i64> {
 }
 
 /// The part of `message` at `span` after `edits` inside of it.
-fn slice_of(message: &[u8], span: &Span, edits: edit::Edits) -> Vec<u8> {
+pub(super) fn slice_of(message: &[u8], span: &Span, edits: edit::Edits) -> Vec<u8> {
     let apart = edits.into_iter().map(|(at, bytes)| (at.start - span.start..at.end - span.start, bytes));
     edit::apply(&message[span.clone()], apart.collect())
 }

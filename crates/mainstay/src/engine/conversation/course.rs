@@ -3,25 +3,25 @@
 //! Many clients and requests share a conversation, so each request goes under an id of the gateway's making. A client that
 //! closes its response cancels its request (2026-07-28, Streamable HTTP, Cancellation): so does dropping a course.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use mainstay_core::call::RoutedId;
 use mainstay_core::code::Code;
 use mainstay_core::wire::envelope::request_message;
-use mainstay_core::wire::envelope::{
-    Envelope, Kind, error_message, escape, member, notification_message, scan, unescape,
-};
+use mainstay_core::wire::envelope::{Envelope, Kind, error_message, escape, member, scan, unescape};
 use mainstay_core::wire::method::Method;
+use mainstay_core::wire::modern::asking::{self, InputRequest};
 use mainstay_core::wire::modern::{Meta, crossing};
 
-use mainstay_upstream::Server;
-
+use super::passage::Passage;
+use super::rounds::{Gathered, Held, Pending, Sealer, key_of, server_info};
 use crate::engine::call::{Reply, Request, refusal_data};
 use crate::engine::live::{Entry, Live};
 use crate::engine::modern::GATEWAY_ERROR;
-use crate::engine::stream::{Message, Reader};
-use crate::engine::{Engine, Reading, Refused};
-use crate::runtime::spawn;
+use crate::engine::stream::Message;
+use crate::engine::{Caller, Engine, Reading, Refused, Served};
 
 /// What a request brings.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,25 +44,33 @@ pub struct Landed {
 }
 
 /// What is known of a request and its client.
-struct Asker {
+pub(super) struct Asker {
     /// The client's own raw id.
     id: Bytes,
-    method: Box<str>,
+    method: Method,
+    /// The method as the client wrote it.
+    called: Box<str>,
     /// The raw progress token that it chose.
     token: Option<Bytes>,
     /// The least severe log messages that it wants.
     severity: Option<usize>,
+    /// What the client declares that it can do: raw JSON.
+    capabilities: Bytes,
+    sealer: Sealer,
 }
 
 impl Asker {
-    fn of(request: &Request, meta: &Meta) -> Self {
+    pub(super) fn of(caller: &Caller, served: &Served, request: &Request, meta: &Meta) -> Self {
         let message = &request.message;
         let level = meta.log_level.clone().and_then(|span| unescape(&message[span]));
         Self {
             id: request.id(),
-            method: request.envelope.method_name(message).unwrap_or_default().into(),
+            method: request.method,
+            called: request.envelope.method_name(message).unwrap_or_default().into(),
             token: meta.progress_token.clone().map(|span| message.slice(span)),
             severity: level.and_then(|level| crossing::severity(&level)),
+            capabilities: crossing::capabilities(message, meta).into(),
+            sealer: Sealer::of(caller, served, request),
         }
     }
 }
@@ -75,17 +83,36 @@ pub struct Course {
     /// The response, if it came at once.
     whole: Option<Bytes>,
     passage: Passage,
+    gathered: Option<Gathered>,
     /// The client waits: that is use of the session.
     _reading: Reading,
 }
 
+/// What comes by a call.
+enum Came {
+    Message(u64, Bytes),
+    /// Nothing more that would be asked in the same breath.
+    Breath,
+    End,
+}
+
 impl Course {
+    pub(super) fn new(engine: &Arc<Engine>, asker: Asker, passage: Passage, whole: Option<Bytes>) -> Self {
+        let server_info = server_info(engine, &passage.live);
+        let reading = engine.reading(&passage.live);
+        Self { asker, server_info, whole, passage, gathered: None, _reading: reading }
+    }
+
     /// The next thing that the request brings. Cancel-safe.
     pub async fn next(&mut self) -> Turn {
         loop {
-            let Some(message) = self.incoming().await else {
-                self.passage.is_open = false;
-                return Turn::Response(self.lost());
+            let (place, message) = match self.incoming().await {
+                Came::Message(place, message) => (place, message),
+                Came::Breath => return Turn::Response(self.come_back_later()),
+                Came::End => {
+                    self.passage.is_open = false;
+                    return Turn::Response(self.lost());
+                }
             };
             let Ok(envelope) = scan(&message) else { continue };
             match envelope.kind {
@@ -98,27 +125,75 @@ impl Course {
                         return Turn::Notification(message);
                     }
                 }
-                Kind::Request => self.passage.decline(&message, &envelope),
+                Kind::Request => self.question(place, &message, &envelope),
             }
         }
     }
 
-    /// The server that it is with.
-    pub fn server(&self) -> &Server {
-        &self.passage.live.server
-    }
-
-    /// Gives the request up in the gateway's name: nothing of it is cancelled at the server. What its client is told.
+    /// Ends the response at the end of this worker, although its call goes on: a client whose request may take several
+    /// rounds comes back for it to the next one, any other is told `refused`. Nothing is cancelled at the server.
     pub fn leave(&mut self, refused: &Refused) -> Landed {
+        if asking::may_ask(self.asker.method) && self.passage.reader.is_some() {
+            return self.come_back_later();
+        }
         self.passage.is_open = false;
         refusal(&self.asker.id, refused)
     }
 
-    async fn incoming(&mut self) -> Option<Bytes> {
+    /// The conversation that it is part of.
+    pub fn live(&self) -> &Arc<Live> {
+        &self.passage.live
+    }
+
+    async fn incoming(&mut self) -> Came {
         if let Some(whole) = self.whole.take() {
-            return Some(whole);
+            return Came::Message(0, whole);
         }
-        self.passage.reader.as_mut()?.next_message().await.map(|(_, message)| message)
+        let Some(reader) = self.passage.reader.as_mut() else { return Came::End };
+        let next = match &self.gathered {
+            None => reader.next_message().await,
+            Some(gathered) => match tokio::time::timeout_at(gathered.until, reader.next_message()).await {
+                Ok(next) => next,
+                Err(_elapsed) => return Came::Breath,
+            },
+        };
+        let Some((place, message)) = next else { return Came::End };
+        self.passage.after = place;
+        Came::Message(place, message)
+    }
+
+    /// A question of the server: what its client is asked, or, if it can't be, is answered in its place.
+    fn question(&mut self, place: u64, message: &Bytes, envelope: &Envelope) {
+        let id = envelope.id.clone().and_then(|span| RoutedId::decode(&message[span]));
+        let Some(id) = id.filter(|id| !self.passage.answered.contains(&id.stream)) else { return };
+        let gathered = self.gathered.get_or_insert_with(Gathered::new);
+        let request = InputRequest::of(message, envelope).filter(|request| {
+            asking::may_ask(self.asker.method)
+                && request.suits(&self.asker.capabilities)
+                && gathered.questions.len() < QUESTIONS_MAX
+        });
+        match request {
+            Some(request) => gathered.questions.push(Pending { id, place, request }),
+            None => {
+                self.passage.decline(message, envelope);
+                self.gathered = self.gathered.take().filter(|gathered| !gathered.questions.is_empty());
+            }
+        }
+    }
+
+    /// The response that sends the client back with answers to what was gathered, or with nothing but the state. The call
+    /// waits.
+    fn come_back_later(&mut self) -> Landed {
+        let questions = self.gathered.take().map(|gathered| gathered.questions).unwrap_or_default();
+        let held = Held::Parked(self.passage.park(&questions));
+        let requests: Vec<_> = questions.into_iter().map(|asked| (key_of(asked.id.stream), asked.request)).collect();
+        self.input_required(&requests, &held)
+    }
+
+    fn input_required(&self, requests: &[(String, InputRequest)], held: &Held) -> Landed {
+        let state = self.asker.sealer.seal(&self.passage.engine, held);
+        let message = asking::response(&self.asker.id, requests, &state, self.server_info.as_deref());
+        Landed { status: OK, message: message.into(), refusal: None }
     }
 
     /// A notification on the request's own stream, as its client sees it; `None` if it does not belong there.
@@ -140,12 +215,28 @@ impl Course {
     }
 
     fn land(&self, message: &Bytes, envelope: &Envelope) -> Landed {
-        let (id, method) = (&self.asker.id, &*self.asker.method);
+        let (id, method) = (&self.asker.id, &*self.asker.called);
         if let Some((code, message)) = own_refusal(message, envelope, id) {
             return Landed { status: OK, message, refusal: Some(code) };
         }
+        if let Some(visits) = InputRequest::visits(message, envelope) {
+            return self.visit_first(visits);
+        }
         let crossed = crossing::response(message, envelope, id, method, self.server_info.as_deref());
         Landed { status: crossed.status, message: crossed.message.into(), refusal: None }
+    }
+
+    /// The server has refused the request until its client has visited addresses: it is asked to, and sends it again.
+    fn visit_first(&self, visits: Vec<InputRequest>) -> Landed {
+        let able = visits.iter().all(|visit| visit.suits(&self.asker.capabilities));
+        if !able || !asking::may_ask(self.asker.method) || visits.len() > QUESTIONS_MAX {
+            let text = "the server wants its user to visit addresses first, and this client can't be asked to";
+            let server = Some(self.passage.live.server.name.clone());
+            return refusal(&self.asker.id, &Refused { server, ..Refused::new(Code::ServerRejected, text) });
+        }
+        let requests: Vec<_> =
+            visits.into_iter().enumerate().map(|(place, visit)| (format!("v{place}"), visit)).collect();
+        self.input_required(&requests, &Held::Anew)
     }
 
     /// What is said of a request whose stream has ended without a response.
@@ -157,54 +248,6 @@ impl Course {
     }
 }
 
-/// A call of the conversation, and who sees to it that it ends.
-struct Passage {
-    engine: Arc<Engine>,
-    live: Arc<Live>,
-    /// The raw id under which the call runs.
-    id: Bytes,
-    reader: Option<Reader>,
-    /// Whether the response is still to come.
-    is_open: bool,
-}
-
-impl Passage {
-    /// Answers a question of the server that nobody can be asked.
-    fn decline(&self, message: &Bytes, envelope: &Envelope) {
-        let Some(span) = envelope.id.clone() else { return };
-        let text = "this question can't be put to the client";
-        let answer = Bytes::from(error_message(Some(&message[span]), Code::Unavailable.json_rpc(), text, None));
-        let (engine, live) = (Arc::clone(&self.engine), Arc::clone(&self.live));
-        spawn(async move {
-            if let Ok(envelope) = scan(&answer) {
-                engine.answer(&live, &answer, &envelope).await;
-            }
-        });
-    }
-}
-
-impl Drop for Passage {
-    fn drop(&mut self) {
-        if self.is_open {
-            let (engine, live) = (Arc::clone(&self.engine), Arc::clone(&self.live));
-            let (id, reader) = (std::mem::take(&mut self.id), self.reader.take());
-            spawn(async move { abandon(&engine, &live, &id, reader).await });
-        }
-    }
-}
-
-/// Cancels a call at the server, and reads what still comes of it for nobody.
-async fn abandon(engine: &Arc<Engine>, live: &Arc<Live>, id: &[u8], reader: Option<Reader>) {
-    let params = [b"{\"requestId\":".as_slice(), id, b"}"].concat();
-    let message = Bytes::from(notification_message("notifications/cancelled", Some(&params)));
-    if let Ok(envelope) = scan(&message) {
-        engine.notification(live, &message, &envelope).await;
-    }
-    let Some(mut reader) = reader else { return };
-    // It ends: with the response, or once the call is given up.
-    while reader.next_message().await.is_some() {}
-}
-
 impl Engine {
     /// Sends the modern `request` on its way through a conversation.
     ///
@@ -212,22 +255,25 @@ impl Engine {
     ///
     /// # Errors
     /// As [`request`](Self::request). Whatever becomes of the call itself comes by the course.
-    pub async fn travel(self: &Arc<Self>, entry: &Entry, request: &Request, meta: &Meta) -> Result<Course, Refused> {
-        let asker = Asker::of(request, meta);
+    pub async fn travel(
+        self: &Arc<Self>,
+        (caller, served): (&Caller, &Served),
+        entry: &Entry,
+        (request, meta): (&Request, &Meta),
+    ) -> Result<Course, Refused> {
+        let asker = Asker::of(caller, served, request, meta);
         let id = self.own_id();
         let message = Bytes::from(crossing::request(&request.message, &request.envelope, &id));
         let scanned = scan(&message).map_err(|_| Refused::new(Code::Internal, "the request can't be passed on"))?;
-        let live = Arc::clone(entry);
         if let Some(severity) = asker.severity {
-            self.want_level(&live, severity, &level_of(request, meta)).await;
+            self.want_level(entry, severity, &level_of(request, meta)).await;
         }
-        let mut passage =
-            Passage { engine: Arc::clone(self), live: Arc::clone(&live), id, reader: None, is_open: true };
+        let mut passage = Passage::new(self, entry, id);
         let sent = Request { message, envelope: scanned, method: request.method };
-        let whole = match self.request(&live, sent).await {
+        let whole = match self.request(entry, sent).await {
             Ok(Reply::Json(whole)) => Some(whole),
             Ok(Reply::Stream(reader)) => {
-                passage.reader = Some(reader);
+                passage = passage.reading(reader, 0, BTreeSet::new());
                 None
             }
             Err(refused) => {
@@ -235,9 +281,7 @@ impl Engine {
                 return Err(refused);
             }
         };
-        let info = self.introduced(&live);
-        let server_info = info.as_ref().and_then(|said| crossing::server_info(said).map(|info| said.slice_ref(info)));
-        Ok(Course { asker, server_info, whole, passage, _reading: self.reading(&live) })
+        Ok(Course::new(self, asker, passage, whole))
     }
 
     /// A raw id that no other request of any session has.
@@ -287,6 +331,8 @@ fn level_of(request: &Request, meta: &Meta) -> Box<str> {
 
 const LOG_MESSAGE: &str = "notifications/message";
 const OK: u16 = 200;
+/// Questions in one response.
+const QUESTIONS_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {

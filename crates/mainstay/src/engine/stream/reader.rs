@@ -87,6 +87,16 @@ impl Reader {
         None
     }
 
+    /// The stream that is read.
+    pub fn stream_id(&self) -> StreamId {
+        self.stream.id
+    }
+
+    /// Resolves once another reader has taken over. Cancel-safe.
+    pub async fn displaced(&self) {
+        self.stream.until(|log| log.reader != self.generation).await;
+    }
+
     /// What is in hand: `None` to wait, `Some(None)` for the end.
     fn take(&mut self) -> Option<Option<Bytes>> {
         let stream = Arc::clone(&self.stream);
