@@ -1,7 +1,7 @@
 //! Stateless clients (2026-07-28) of servers that keep sessions, through conversations of the gateway's own (E3).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, StatelessClient, UpH, UpS, wait_until};
+use mainstay_tests::{Gateway, Incoming, StatelessClient, UpH, UpS, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -388,3 +388,97 @@ async fn t2_a_handover_sends_clients_back_for_calls_on_programs_to_the_next_work
     assert_eq!(calls, 1);
     Ok(())
 }
+
+/// Has the server say that its tools have changed until that is heard: it may not be listened to yet.
+async fn hear_a_change(up_h: &UpH, listening: &mut Incoming) -> Result<Value> {
+    let mut heard = None;
+    wait_until("a change to be heard", BOUND, async || {
+        if up_h.order("/list_changed", json!({})).await.is_ok()
+            && let Ok(Ok(Some(message))) = tokio::time::timeout(PATIENCE, listening.next_message()).await
+        {
+            heard = Some(message);
+        }
+        heard.is_some()
+    })
+    .await?;
+    heard.context("a change")
+}
+
+#[tokio::test]
+async fn e3_several_listen_on_one_stream_of_the_server_and_each_hears_what_it_wants_once() -> Result<()> {
+    let stand = Stand::new().await?;
+    for server in ["h", "s"] {
+        let client = stand.client(server)?;
+        let all = json!({"notifications": {"toolsListChanged": true, "resourceSubscriptions": [RESOURCE]}});
+        let message = client.message("subscriptions/listen", all);
+        let mut first = client.send(&message).await?;
+        let acknowledged = first.next_message().await?.context("an acknowledgement")?;
+        assert_eq!(acknowledged["method"], "notifications/subscriptions/acknowledged");
+        assert_eq!(
+            acknowledged["params"]["notifications"]["resourceSubscriptions"],
+            json!([RESOURCE]),
+            "{acknowledged}"
+        );
+        assert_eq!(acknowledged["params"]["notifications"]["toolsListChanged"], true, "{acknowledged}");
+        assert_eq!(acknowledged["params"]["_meta"][SUBSCRIPTION], message["id"]);
+        let some = json!({"notifications": {"resourceSubscriptions": [RESOURCE]}});
+        let mut second = client.begin("subscriptions/listen", some).await?;
+        second.next_message().await?.context("an acknowledgement")?;
+
+        if server == "h" {
+            let heard = hear_a_change(&stand.up_h, &mut first).await?;
+            assert_eq!(heard["method"], "notifications/tools/list_changed");
+            assert_eq!(heard["params"]["_meta"][SUBSCRIPTION], message["id"]);
+            assert_eq!(stand.up_h.requests("GET").await?.len(), 1, "one stream for both");
+        }
+        client.call("touch_resource", json!({})).await?;
+        for listening in [&mut first, &mut second] {
+            let heard = listening.until(|message| message["method"] == UPDATED).await?;
+            assert_eq!(heard["params"]["uri"], RESOURCE);
+        }
+        // It is subscribed to until the last has gone, and then no longer.
+        drop(first);
+        client.call("touch_resource", json!({})).await?;
+        assert_eq!(second.next_message().await?.context("an update")?["method"], UPDATED);
+        drop(second);
+        wait_until("the subscription to end", BOUND, async || {
+            whoami(&client).await.is_ok_and(|me| me["subscriptions"].as_array().is_some_and(Vec::is_empty))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn e4_a_listened_stream_ends_in_order_and_who_comes_back_hears_that_all_may_have_changed() -> Result<()> {
+    let mut stand = Stand::new().await?;
+    let client = stand.client("s")?;
+    let wishes = json!({"notifications": {"toolsListChanged": true, "resourceSubscriptions": [RESOURCE]}});
+    let mut listening = client.begin("subscriptions/listen", wishes.clone()).await?;
+    listening.next_message().await?.context("an acknowledgement")?;
+    let before = stand.gateway.worker().await?;
+    let config = format!("{}offer = \"both\"\npatience = \"9s\"\n", stand.up_s.toml("s")?);
+    stand.gateway.rewrite_config(&config)?;
+    let output = stand.gateway.cli(&["reload"]).await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let last = listening.until(|message| message.get("method").is_none()).await?;
+    assert_eq!(last["result"]["resultType"], "complete", "{last}");
+    assert!(last["result"]["_meta"][SUBSCRIPTION].is_string(), "{last}");
+    stand.gateway.next_worker(before).await?;
+    let mut listening = client.begin("subscriptions/listen", wishes).await?;
+    let mut heard = Vec::new();
+    for _ in 0..3 {
+        heard.push(listening.next_message().await?.context("a message")?["method"].clone());
+    }
+    let expected = ["notifications/subscriptions/acknowledged", "notifications/tools/list_changed", UPDATED];
+    assert_eq!(heard, expected.map(|method| json!(method)));
+    let (status, refused) = client.request("subscriptions/listen", json!({})).await?;
+    assert_eq!((status, &refused["error"]["code"]), (400, &json!(-32602)), "{refused}");
+    Ok(())
+}
+
+const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
+const UPDATED: &str = "notifications/resources/updated";
+const RESOURCE: &str = "test://static";
+/// How long a change that was said may take before it is said again.
+const PATIENCE: Duration = Duration::from_secs(1);

@@ -17,6 +17,7 @@ pub mod crossing;
 mod decimal;
 pub mod edit;
 pub mod header;
+pub mod hearing;
 
 /// The revision of the modern era that is spoken here.
 pub const VERSION: &str = "2026-07-28";

@@ -9,6 +9,7 @@
 //! memory only saves looking it up.
 
 mod course;
+mod hearing;
 mod passage;
 mod rounds;
 
@@ -18,6 +19,7 @@ use std::sync::Arc;
 
 use aws_lc_rs::digest::{Context, SHA256};
 use bytes::Bytes;
+use dashmap::DashMap;
 use mainstay_core::code::Code;
 use mainstay_core::id::{ServerName, SessionKey, base64url, from_base64url};
 use mainstay_core::principal::Principal;
@@ -30,6 +32,8 @@ use mainstay_store::{Filter, Page, Stored};
 use parking_lot::Mutex;
 
 pub use self::course::{Course, Landed, Turn};
+use self::hearing::Hearing;
+pub use self::hearing::Listener;
 pub use self::rounds::{Held, Parked};
 use crate::engine::call::Request;
 use crate::engine::listen::shortly;
@@ -84,57 +88,55 @@ impl Wish {
 
 /// Which conversations are known in this worker. It forgets without harm: the ledger knows them all.
 pub(crate) struct Register {
-    known: Mutex<Known>,
+    known: DashMap<Mark, SessionKey>,
+    /// Whose rows were looked through: what is not known of these does not exist.
+    surveyed: Mutex<BTreeSet<(ServerName, Principal)>>,
+    /// What is said in those that are in memory.
+    hearings: DashMap<SessionKey, Arc<Hearing>>,
     lanes: Vec<tokio::sync::Mutex<()>>,
-}
-
-#[derive(Default)]
-struct Known {
-    keys: BTreeMap<Mark, SessionKey>,
-    /// Whose rows were looked through: what is not in `keys` of these does not exist.
-    surveyed: BTreeSet<(ServerName, Principal)>,
 }
 
 impl Default for Register {
     fn default() -> Self {
         let lanes = (0..LANES).map(|_| tokio::sync::Mutex::default()).collect();
-        Self { known: Mutex::default(), lanes }
+        Self { known: DashMap::new(), surveyed: Mutex::default(), hearings: DashMap::new(), lanes }
     }
 }
 
 impl Register {
     fn key(&self, mark: Mark) -> Option<SessionKey> {
-        self.known.lock().keys.get(&mark).copied()
+        self.known.get(&mark).map(|key| *key)
     }
 
     fn note(&self, mark: Mark, key: SessionKey) {
-        let mut known = self.known.lock();
-        if known.keys.len() >= KNOWN_MAX {
-            *known = Known::default();
-        }
-        known.keys.insert(mark, key);
+        self.make_room();
+        self.known.insert(mark, key);
     }
 
     fn forget(&self, mark: Mark, key: SessionKey) {
-        let mut known = self.known.lock();
-        if known.keys.get(&mark) == Some(&key) {
-            known.keys.remove(&mark);
-        }
+        self.known.remove_if(&mark, |_, known| *known == key);
     }
 
     fn is_surveyed(&self, whose: &(ServerName, Principal)) -> bool {
-        self.known.lock().surveyed.contains(whose)
+        self.surveyed.lock().contains(whose)
     }
 
     fn take_in(&self, whose: (ServerName, Principal), found: BTreeMap<Mark, SessionKey>) {
-        let mut known = self.known.lock();
-        if known.surveyed.len() >= SURVEYED_MAX {
-            *known = Known::default();
-        }
+        self.make_room();
         for (mark, key) in found {
-            known.keys.entry(mark).or_insert(key);
+            self.known.entry(mark).or_insert(key);
         }
-        known.surveyed.insert(whose);
+        self.surveyed.lock().insert(whose);
+    }
+
+    /// Forgets everything if that is too much. What was surveyed goes first: nobody may take what is not known any more for
+    /// what does not exist.
+    fn make_room(&self) {
+        let mut surveyed = self.surveyed.lock();
+        if surveyed.len() >= SURVEYED_MAX || self.known.len() >= KNOWN_MAX {
+            surveyed.clear();
+            self.known.clear();
+        }
     }
 
     /// One opening of a conversation at a time.
@@ -161,7 +163,10 @@ impl Engine {
         for _ in 0..LOOKS_MAX {
             if let Some(key) = self.conversations.key(wish.mark) {
                 match self.find_key(key, caller, served).await {
-                    Ok(entry) => return Ok(entry),
+                    Ok(entry) => {
+                        self.attend(&entry);
+                        return Ok(entry);
+                    }
                     Err(refused) if is_over(refused.code) => self.conversations.forget(wish.mark, key),
                     Err(refused) => return Err(refused),
                 }

@@ -13,11 +13,13 @@ use http::{Response, StatusCode};
 use mainstay_core::code::Code;
 use mainstay_core::wire::envelope::{Kind, Span, member, result_message, unescape, walk};
 use mainstay_core::wire::method::Method;
+use mainstay_core::wire::modern::hearing::{self, Wanted};
 use mainstay_core::wire::modern::{self as era, Meta, crossing};
 
 use crate::engine::call::Request;
-use crate::engine::conversation::{Course, Held, Landed, Parked, Turn, Wish};
+use crate::engine::conversation::{Course, Held, Landed, Listener, Parked, Turn, Wish};
 use crate::engine::live::Entry;
+use crate::engine::modern::attendance::{Attending, Stay};
 use crate::engine::modern::cut_off;
 use crate::engine::stream::{KEEP_ALIVE, STILL_HERE};
 use crate::engine::{Caller, Refused, Served};
@@ -88,6 +90,9 @@ async fn begin(
     if request.method == Method::Discover {
         return discover(front, &entry, request);
     }
+    if is_listen(request) {
+        return listen(front, caller, &entry, request).await;
+    }
     let course = engine.travel((caller, served), &entry, (request, meta)).await?;
     drop(entry);
     Ok(respond(front, course).await)
@@ -124,7 +129,7 @@ fn not_visited(served: &Served) -> Refused {
 fn checked(headers: &HeaderMap, request: &Request, meta: &Meta) -> Result<(), Fault> {
     modern::checked(headers, request, meta)?;
     let method = request.envelope.method_name(&request.message).unwrap_or_default();
-    let is_unknown = crossing::is_legacy_only(&method) || method.starts_with(TASKS) || method == modern::LISTEN;
+    let is_unknown = crossing::is_legacy_only(&method) || method.starts_with(TASKS);
     if request.envelope.kind == Kind::Request && is_unknown {
         return Err(Fault::no_method(format!("there is no method `{method}` here in {}", era::VERSION)));
     }
@@ -153,6 +158,61 @@ fn discover(front: &Arc<Front>, entry: &Entry, request: &Request) -> Result<Resp
     })?;
     let message = result_message(&request.id(), &crossing::discovery(&said));
     Ok(reply::json(StatusCode::OK, message.into()))
+}
+
+fn is_listen(request: &Request) -> bool {
+    request.envelope.method_name(&request.message).is_some_and(|method| method == modern::LISTEN)
+}
+
+/// A stream of what the server says unasked, as long as both sides want.
+async fn listen(
+    front: &Arc<Front>,
+    caller: &Caller,
+    entry: &Entry,
+    request: &Request,
+) -> Result<Response<Answer>, Refused> {
+    let Some(wanted) = Wanted::of(&request.message, &request.envelope) else {
+        let fault = Fault::bad(era::INVALID_PARAMS, "`params.notifications` is not an object".to_owned());
+        return Ok(fault.response(&request.id()));
+    };
+    let attending = front.engine.attendance.enter(&caller.principal, Stay::Listen)?;
+    let listener = front.engine.listen_in(entry, request.id(), wanted).await?;
+    let engine = Arc::clone(&front.engine);
+    let end = Box::pin(async move { engine.stopped().await });
+    let listened = Listened { listener, id: request.id(), end, _attending: attending };
+    Ok(reply::streaming(listened.chunks()))
+}
+
+/// A stream that is listened to. Dropped with its response.
+struct Listened {
+    listener: Listener,
+    id: Bytes,
+    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    _attending: Attending,
+}
+
+impl Listened {
+    fn chunks(self) -> impl Stream<Item = Bytes> + Send {
+        futures_util::stream::unfold(Some(self), |listened| async move {
+            let mut listened = listened?;
+            let (chunk, goes_on) = listened.next().await;
+            Some((chunk, goes_on.then_some(listened)))
+        })
+    }
+
+    /// The next part of the response, and whether more may come. It ends in order, so that the client listens again.
+    async fn next(&mut self) -> (Bytes, bool) {
+        let said = tokio::select! {
+            biased;
+            said = self.listener.next() => said,
+            () = self.end.as_mut() => None,
+            () = tokio::time::sleep(KEEP_ALIVE) => return (STILL_HERE, true),
+        };
+        match said {
+            Some(message) => (modern::event(&message), true),
+            None => (modern::event(&hearing::end(&self.id)), false),
+        }
+    }
 }
 
 fn landed_response(landed: Landed) -> Response<Answer> {

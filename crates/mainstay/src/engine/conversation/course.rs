@@ -285,7 +285,7 @@ impl Engine {
     }
 
     /// A raw id that no other request of any session has.
-    fn own_id(&self) -> Bytes {
+    pub(super) fn own_id(&self) -> Bytes {
         format!("\"c{}\"", self.next_streams(1)).into()
     }
 

@@ -199,6 +199,7 @@ impl Engine {
             false => refused,
         })?;
         let live = Arc::clone(&entry);
+        self.attend(&live);
         let answers: Vec<_> =
             parked.questions.iter_mut().filter_map(|question| take_answer(question, request)).collect();
         let after = parked.resumes_after();

@@ -164,10 +164,19 @@ impl Stream {
     /// It goes on after the event `after`, or, if that is `None`, after the last event that any reader took.
     /// `resumed` is the cursor to be primed with, which keeps clients from forgetting it.
     pub fn read(self: &Arc<Self>, after: Option<u64>, resumed: Option<String>) -> Reader {
+        self.log.lock().is_kept = true;
+        self.attach(after, resumed)
+    }
+
+    /// As [`read`](Self::read), for somebody who comes back to nothing: what is read is not kept for that.
+    pub fn overhear(self: &Arc<Self>) -> Reader {
+        self.attach(None, None)
+    }
+
+    fn attach(self: &Arc<Self>, after: Option<u64>, resumed: Option<String>) -> Reader {
         let (cursor, generation) = {
             let mut log = self.log.lock();
             log.reader += 1;
-            log.is_kept = true;
             (after.unwrap_or(log.sent_through), log.reader)
         };
         self.changed.notify_waiters();
