@@ -1,7 +1,11 @@
 //! The official conformance suite and the fixture servers that it is run against (`tests/fixtures`).
 
 use crate::binaries::repository;
-use anyhow::{Context as _, Result, bail, ensure};
+mod client;
+
+pub use client::{ClientRun, Forwarder};
+
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -103,60 +107,6 @@ pub async fn run_suite(url: &str, revision: &str, expected: Option<&Path>) -> Re
         }
     }
     run_once(url, revision, expected).await
-}
-
-/// A client of the TypeScript SDK that goes to a server of the suite through a gateway.
-#[derive(Debug, Clone, Copy)]
-pub struct ClientRun<'a> {
-    /// The revision that the suite's server speaks.
-    pub revision: &'a str,
-    /// What it tests.
-    pub scenario: &'a str,
-    /// How the client speaks to the gateway: `legacy` or `modern`.
-    pub era: &'a str,
-    /// The gateway's endpoint.
-    pub url: &'a str,
-    /// Where the gateway finds the suite's server.
-    pub port: u16,
-}
-
-impl ClientRun<'_> {
-    /// Runs it. As with [`run_suite`], what fails is run again.
-    ///
-    /// # Errors
-    /// If it does not run, or does not pass.
-    pub async fn pass(&self) -> Result<()> {
-        let mut summary = String::new();
-        for _ in 0..RUNS_MAX {
-            let (passed, said) = self.once().await?;
-            if passed {
-                return Ok(());
-            }
-            summary = said;
-        }
-        bail!("`{}` of a {} client: {summary}", self.scenario, self.era)
-    }
-
-    async fn once(&self) -> Result<(bool, String)> {
-        let (node, modules) = node()?;
-        let client = repository().join("tests/clients/conformance-client.mjs");
-        let out = tempfile::tempdir()?;
-        let output = Command::new(&node)
-            .arg(modules.join("@modelcontextprotocol/conformance/dist/index.js"))
-            .args(["client", "--scenario", self.scenario, "--spec-version", self.revision, "--command"])
-            .arg(format!("{} {}", node.display(), client.display()))
-            .arg("-o")
-            .arg(out.path())
-            .env("GATEWAY_URL", self.url)
-            .env("FORWARD_PORT", self.port.to_string())
-            .env("CLIENT_ERA", self.era)
-            .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .output();
-        let output = tokio::time::timeout(BOUND, output).await??;
-        let said = [output.stdout, output.stderr].concat();
-        Ok((output.status.success(), String::from_utf8_lossy(&said).into_owned()))
-    }
 }
 
 async fn run_once(url: &str, revision: &str, expected: Option<&Path>) -> Result<Verdict> {

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use mainstay_tests::Gateway;
-use mainstay_tests::suite::{ClientRun, Fixture, node, run_suite};
+use mainstay_tests::suite::{ClientRun, Fixture, Forwarder, node, run_suite};
 use serde_json::Value;
 use std::process::Stdio;
 use std::time::Duration;
@@ -57,17 +57,19 @@ async fn e6_all_of_2025_11_25_passes_in_front_of_a_server_without_sessions() -> 
 async fn clients_pass(revision: &str, era: &str, scenarios: &[&str]) -> Result<()> {
     // The suite's servers speak one era each, and answer what they don't know as if they did.
     let of_server = if revision == "2026-07-28" { "modern" } else { "legacy" };
+    let notes = tempfile::tempdir()?;
     let mut config = String::new();
-    let mut ports = Vec::new();
+    let mut forwarders = Vec::new();
     for index in 0..scenarios.len() {
-        let port = mainstay_tests::lasting_port()?.port();
-        config += &format!("[servers.s{index}]\nurl = \"http://127.0.0.1:{port}/mcp\"\nera = \"{of_server}\"\n");
-        ports.push(port);
+        let forwarder = Forwarder::start(&notes.path().join(index.to_string())).await?;
+        let address = forwarder.address;
+        config += &format!("[servers.s{index}]\nurl = \"http://{address}/mcp\"\nera = \"{of_server}\"\n");
+        forwarders.push(forwarder);
     }
     let gateway = Gateway::start(&config, &[]).await?;
-    for (index, (scenario, port)) in scenarios.iter().zip(ports).enumerate() {
+    for (index, (scenario, forwarder)) in scenarios.iter().zip(&forwarders).enumerate() {
         let url = gateway.url(&format!("s{index}"))?;
-        ClientRun { revision, scenario, era, url: &url, port }.pass().await?;
+        ClientRun { revision, scenario, era, url: &url, forwarder }.pass().await?;
     }
     Ok(())
 }
