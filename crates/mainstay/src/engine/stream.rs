@@ -147,9 +147,13 @@ impl Stream {
         self.append(message, None)
     }
 
-    /// Has every event kept from now on, whether somebody reads or not.
+    /// Has every event kept from now on, whether somebody reads or not, for a client that has no cursor to ask for one
+    /// again: what was sent to a connection that dies in the next moment is sent again.
     pub fn keep_all(&self) {
-        self.log.lock().is_kept = true;
+        let mut log = self.log.lock();
+        log.is_kept = true;
+        log.is_held = true;
+        log.held_through = log.sent_through;
     }
 
     /// Resolves once the event `sequence` is durable, or can't be, or the stream is closed.
@@ -159,8 +163,8 @@ impl Stream {
 
     /// Resolves once a reader has taken the event `sequence`, or the stream is closed; `true` if it was taken.
     pub async fn taken(&self, sequence: u64) -> bool {
-        self.until(|log| log.sent_through >= sequence || log.finished).await;
-        self.log.lock().sent_through >= sequence
+        self.until(|log| log.taken_through() >= sequence || log.finished).await;
+        self.log.lock().taken_through() >= sequence
     }
 
     /// How many messages that somebody waits for no reader has taken, and their bytes.

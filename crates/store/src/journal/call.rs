@@ -62,9 +62,7 @@ impl Call {
 pub enum Ending {
     /// With the response.
     Answered,
-    /// With word that the outcome of its call is unknown (R4).
-    Unknown,
-    /// Without a response: it was cancelled, or had nothing to answer.
+    /// Without a response: it was cancelled, had nothing to answer, or is answered elsewhere.
     Silent,
 }
 
@@ -74,14 +72,15 @@ impl Ending {
         match ending {
             None => 0,
             Some(Self::Answered) => 1,
-            Some(Self::Unknown) => 2,
             Some(Self::Silent) => 3,
         }
     }
 
     /// The ending of this number, or none.
     pub(super) fn of(number: u8) -> Option<Option<Self>> {
-        let all = [None, Some(Self::Answered), Some(Self::Unknown), Some(Self::Silent)];
+        // An earlier version told calls of unknown outcome apart, of which nobody ever asked.
+        let number = if number == UNKNOWN { Self::number(Some(Self::Silent)) } else { number };
+        let all = [None, Some(Self::Answered), Some(Self::Silent)];
         all.into_iter().find(|ending| Self::number(*ending) == number)
     }
 }
@@ -117,6 +116,9 @@ pub struct StreamRecord {
     pub source: Option<Source>,
 }
 
+/// A number that is not written any more.
+const UNKNOWN: u8 = 2;
+
 #[cfg(test)]
 mod tests {
     use super::super::suite::{at, hex};
@@ -139,6 +141,15 @@ mod tests {
             "01010000000566696c65730000000a746f6f6c732f63616c6c01000000047265616400000003226122\
              0000018bcfe56800"
         );
+    }
+
+    #[test]
+    fn the_numbers_of_endings_are_frozen() {
+        let numbers =
+            [None, Some(Ending::Answered), Some(Ending::Silent)].map(|ending| (Ending::number(ending), ending));
+        assert_eq!(numbers.map(|(number, _)| number), [0, 1, 3]);
+        assert!(numbers.into_iter().all(|(number, ending)| Ending::of(number) == Some(ending)));
+        assert_eq!((Ending::of(2), Ending::of(4)), (Some(Some(Ending::Silent)), None));
     }
 
     #[test]

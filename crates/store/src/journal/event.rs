@@ -185,7 +185,6 @@ mod tests {
             for (ending, weight) in [
                 (None, Weight::Passing),
                 (Some(Ending::Answered), Weight::Essential),
-                (Some(Ending::Unknown), Weight::Essential),
                 (Some(Ending::Silent), Weight::Passing),
             ] {
                 let event = Event { ending, weight, ..event(source.clone()) };

@@ -236,13 +236,14 @@ impl Engine {
         let id = RoutedId { stream: record.stream, original: original.clone() };
         if answered.contains(&original) {
             live.link.settle(&id);
-            return stream.end(Ending::Answered);
+            // On another stream; whether the server agreed to a setting is not known here.
+            return stream.end(Ending::Silent);
         }
         match self.rejoin(live, record.stream, original, (Some(&call), record.source)) {
             Ok(driver) => drop(spawn(driver.relayed(stream))),
             Err(lost) => {
                 live.listen.push(Message::essential(lost));
-                stream.end(Ending::Unknown);
+                stream.end(Ending::Silent);
             }
         }
     }

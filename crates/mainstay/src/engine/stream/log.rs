@@ -17,6 +17,11 @@ pub(super) struct Log {
     /// What can't be durable, behind events of which that is not known yet.
     pub(super) refused: VecDeque<u64>,
     pub(super) sent_through: u64,
+    /// Whether what a connection was sent counts as taken only once that has lived on for a moment: the client of this
+    /// stream has no cursor to ask for it again.
+    pub(super) is_held: bool,
+    /// Up to where it counts as taken, if it is held.
+    pub(super) held_through: u64,
     pub(super) finished: bool,
     pub(super) reader: u64,
     pub(super) dropped: u64,
@@ -50,6 +55,8 @@ impl Log {
             settled_through: seen,
             refused: VecDeque::new(),
             sent_through: seen,
+            is_held: false,
+            held_through: seen,
             finished: false,
             reader: 0,
             dropped: 0,
@@ -88,7 +95,12 @@ impl Log {
         self.in_custody.drain(..count).map(|(_, custody)| custody).collect()
     }
 
-    /// Whether a reader has taken everything that was appended.
+    /// Up to where a reader has taken what was appended, as far as that can be known.
+    pub(super) fn taken_through(&self) -> u64 {
+        if self.is_held { self.held_through } else { self.sent_through }
+    }
+
+    /// Whether everything that was appended was sent to a reader.
     pub(super) fn is_delivered(&self) -> bool {
         self.events.back().is_none_or(|newest| newest.sequence <= self.sent_through)
     }

@@ -7,10 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainstay_core::call::{EventId, StreamId};
 use mainstay_core::wire::sse;
-use mainstay_store::journal::{Content, Ending, Event};
+use mainstay_store::journal::{Content, Ending, Event, Weight};
+use tokio::time::Instant;
 
 use crate::engine::stream::Stream;
-use crate::engine::stream::log::Log;
+use crate::engine::stream::log::{Log, Logged};
 
 /// One connection's place in a stream.
 pub struct Reader {
@@ -22,6 +23,10 @@ pub struct Reader {
     backlog: VecDeque<(String, Bytes)>,
     form: Form,
     ended: bool,
+    /// What was sent a moment ago, where that is not taken before it is known that the connection lives on.
+    handed: VecDeque<(u64, Instant)>,
+    /// What only tells how things stand is not sent again up to here.
+    seen_through: u64,
 }
 
 impl Reader {
@@ -53,6 +58,7 @@ impl Reader {
             return Some(chunk.into());
         }
         while !self.ended {
+            self.confirm(HELD_FOR);
             let stream = Arc::clone(&self.stream);
             let changed = stream.changed.notified();
             tokio::pin!(changed);
@@ -60,11 +66,37 @@ impl Reader {
             if let Some(chunk) = self.take() {
                 return chunk;
             }
-            if tokio::time::timeout(KEEP_ALIVE, changed).await.is_err() {
+            if tokio::time::timeout(self.pause(), changed).await.is_err() && self.handed.is_empty() {
                 return Some(STILL_HERE);
             }
         }
         None
+    }
+
+    /// The connection ends in order: what it was sent counts as taken.
+    pub fn confirm_all(&mut self) {
+        self.confirm(Duration::ZERO);
+    }
+
+    /// What was sent so long ago counts as taken: the connection has lived on.
+    fn confirm(&mut self, age: Duration) {
+        let count = self.handed.iter().take_while(|(_, at)| at.elapsed() >= age).count();
+        let Some((through, _)) = self.handed.drain(..count).next_back() else { return };
+        {
+            let mut log = self.stream.log.lock();
+            log.held_through = log.held_through.max(through);
+        }
+        self.stream.changed.notify_waiters();
+    }
+
+    /// For how long there is nothing to be done, if nothing comes.
+    fn pause(&self) -> Duration {
+        match (self.handed.front(), &self.form) {
+            (Some((_, at)), _) => HELD_FOR.saturating_sub(at.elapsed()),
+            // The rest of the silence has passed before that was taken.
+            (None, Form::HttpSse(_)) => KEEP_ALIVE.saturating_sub(HELD_FOR),
+            (None, Form::Streamable) => KEEP_ALIVE,
+        }
     }
 
     /// The next message and its place in the stream, for whoever makes something else of it than an event. `None` once the
@@ -106,7 +138,10 @@ impl Reader {
         }
         let mut chunk = Vec::new();
         let (seen, settled) = (self.cursor, log.settled_through);
-        for event in log.events.iter().filter(|event| event.sequence > seen && event.sequence <= settled) {
+        let seen_before = self.seen_through;
+        let is_new = |event: &&Logged| event.sequence > seen_before || event.weight == Weight::Essential;
+        let ready = log.events.iter().filter(|event| event.sequence > seen && event.sequence <= settled);
+        for event in ready.filter(is_new) {
             let id = self.stream.event_id(event.sequence, event.last);
             self.form.encode(&mut chunk, &id, &event.message);
             self.cursor = event.sequence;
@@ -146,6 +181,13 @@ impl Reader {
             // Lost, it only takes room for longer.
             let _ = self.stream.keep(Content::Delivered(log.sent_through));
         }
+        if taken.is_some() && log.is_held {
+            if self.handed.len() >= HANDED_MAX {
+                let (through, _) = self.handed.pop_front().unwrap_or((0, Instant::now()));
+                log.held_through = log.held_through.max(through);
+            }
+            self.handed.push_back((self.cursor, Instant::now()));
+        }
         if taken.is_some() || delivered {
             self.stream.changed.notify_waiters();
         }
@@ -161,7 +203,8 @@ impl Reader {
 impl Stream {
     /// Attaches a reader and detaches the one before it.
     ///
-    /// It goes on after the event `after`, or, if that is `None`, after the last event that any reader took.
+    /// It goes on after the event `after`, or, if that is `None`, after the last event that any reader took. What a reader
+    /// was sent and has not lived to take comes again then, if somebody waits for it.
     /// `resumed` is the cursor to be primed with, which keeps clients from forgetting it.
     pub fn read(self: &Arc<Self>, after: Option<u64>, resumed: Option<String>) -> Reader {
         self.log.lock().is_kept = true;
@@ -174,10 +217,12 @@ impl Stream {
     }
 
     fn attach(self: &Arc<Self>, after: Option<u64>, resumed: Option<String>) -> Reader {
-        let (cursor, generation) = {
+        let (cursor, generation, sent_through) = {
             let mut log = self.log.lock();
             log.reader += 1;
-            (after.unwrap_or(log.sent_through), log.reader)
+            // Whoever names an event has it, and what came before it.
+            log.held_through = log.held_through.max(after.unwrap_or(0).min(log.sent_through));
+            (after.unwrap_or(log.taken_through()), log.reader, log.sent_through)
         };
         self.changed.notify_waiters();
         Reader {
@@ -188,6 +233,8 @@ impl Stream {
             backlog: VecDeque::new(),
             form: Form::Streamable,
             ended: false,
+            handed: VecDeque::new(),
+            seen_through: if after.is_none() { sent_through } else { 0 },
         }
     }
 
@@ -243,6 +290,10 @@ pub fn announce(out: &mut Vec<u8>, id: Option<&str>, endpoint: &str) {
 
 /// How long a client waits before it reconnects: longer than any restart takes (`clients.md`).
 pub const RETRY_MS: u64 = 4000;
+/// How long a connection must have lived on for what it was sent to be taken: a peer that is gone is known sooner.
+const HELD_FOR: Duration = Duration::from_secs(1);
+/// How many chunks may be that young; of more the oldest counts as taken.
+const HANDED_MAX: usize = 1024;
 /// How long a stream may be silent: proxies cut what is silent for longer.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The comment that breaks a silence.

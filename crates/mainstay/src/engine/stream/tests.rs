@@ -65,6 +65,40 @@ async fn s18_a_client_of_2024_11_05_is_told_its_endpoint_first_and_everything_is
     assert!(!stream.taken(2).await, "nothing was lost in silence");
 }
 
+#[tokio::test]
+async fn s18_r4_what_a_connection_was_sent_and_did_not_live_to_take_is_sent_again_to_a_client_without_a_cursor() {
+    let stream = Stream::new(7, StreamId { epoch: 3, number: 0 }, None, None);
+    stream.keep_all();
+    stream.push(Message::passing(Bytes::from_static(b"1")));
+    stream.push(Message::essential(Bytes::from_static(b"2")));
+    let mut dying = stream.read(None, None).in_http_sse(None);
+    let sent = "event: message\nid: 00000007-3-0-1\ndata: 1\n\nevent: message\nid: 00000007-3-0-2\ndata: 2\n\n";
+    assert_eq!(dying.next().await.expect("both"), sent);
+    assert_eq!(stream.unread(), (0, 0), "it is not in the way of others");
+    drop(dying);
+    let mut next = stream.read(None, None).in_http_sse(None);
+    let again = "event: message\nid: 00000007-3-0-2\ndata: 2\n\n";
+    assert_eq!(next.next().await.expect("what somebody waits for"), again);
+    let is_taken = tokio::select! {
+        taken = stream.taken(2) => taken,
+        more = next.next() => panic!("{more:?}"),
+    };
+    assert!(is_taken, "once the connection has lived on");
+    stream.push(Message::essential(Bytes::from_static(b"3")));
+    let mut last = stream.read(None, None).in_http_sse(None);
+    assert!(last.next().await.expect("what is new").ends_with(b"data: 3\n\n"));
+    drop(last);
+    let named = stream.read(Some(3), None).in_http_sse(None);
+    drop(named);
+    stream.push(Message::essential(Bytes::from_static(b"4")));
+    let mut last = stream.read(None, None).in_http_sse(None);
+    let what_is_not_named = "event: message\nid: 00000007-3-0-4\ndata: 4\n\n";
+    assert_eq!(last.next().await.expect("what is new"), what_is_not_named, "whoever names an event has it");
+    last.confirm_all();
+    stream.close();
+    assert_eq!(stream.read(None, None).in_http_sse(None).next().await, None, "an end in order");
+}
+
 #[test]
 fn r1_a_small_event_keeps_nothing_of_the_buffer_that_it_came_in() {
     let stream = stream();

@@ -91,7 +91,10 @@ impl Connection {
                         biased;
                         chunk = attached.reader.next() => return chunk,
                         Some(word) = self.heard.recv() => word,
-                        () = attached.until.as_mut() => return None,
+                        () = attached.until.as_mut() => {
+                            attached.reader.confirm_all();
+                            return None;
+                        }
                     };
                     if let Some(bytes) = self.hear(word).await {
                         return Some(bytes);

@@ -104,10 +104,10 @@ async fn r1_a_place_is_taken_once_and_nothing_follows_the_last_event() {
             let outcome = put(&journal, [entry(Content::Event(event(sequence)))]).await;
             assert_eq!(outcome, Err(Lost::Misplaced), "{sequence}");
         }
-        put(&journal, [entry(Content::Ended(Ending::Unknown)), entry(Content::Ended(Ending::Answered))]).await.unwrap();
+        put(&journal, [entry(Content::Ended(Ending::Silent)), entry(Content::Ended(Ending::Answered))]).await.unwrap();
         assert_eq!(put(&journal, [entry(Content::Event(event(5)))]).await, Err(Lost::Misplaced));
         let record = journal.find(key(1), stream(1)).await.unwrap().unwrap();
-        assert_eq!((record.ending, record.last_sequence), (Some(Ending::Unknown), 4));
+        assert_eq!((record.ending, record.last_sequence), (Some(Ending::Silent), 4));
         assert_eq!(kept(&journal, 1).await, [4]);
         assert_eq!(journal.counters().lost_otherwise, 5);
     })
