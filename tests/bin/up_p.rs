@@ -6,7 +6,8 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     mainstay_tests::up_p::run(&args).unwrap_or_else(|error| {
-        let _nobody_reads = writeln!(std::io::stderr(), "up-p: {error}\nusage: up-p DIRECTORY [dual | legacy | mute]");
+        let _nobody_reads =
+            writeln!(std::io::stderr(), "up-p: {error}\nusage: up-p DIRECTORY [dual | legacy | silent | mute]");
         ExitCode::from(USAGE_EXIT)
     })
 }

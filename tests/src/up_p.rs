@@ -35,7 +35,7 @@ pub struct Heard {
 
 impl UpP {
     /// A UP-P with these flags: `dual` takes `initialize`, too; `legacy` takes nothing else, and exits at
-    /// what is modern; `mute` says nothing, whatever it hears.
+    /// what is modern; `silent` does not answer it instead; `mute` says nothing, whatever it hears.
     ///
     /// # Errors
     /// If no directory can be made.
@@ -135,8 +135,9 @@ pub fn run(args: &[String]) -> std::io::Result<ExitCode> {
     let has = |flag: &str| flags.iter().any(|given| given == flag);
     let program = Arc::new(Program {
         dir: PathBuf::from(dir),
-        takes_initialize: has("dual") || has("legacy"),
-        is_modern: !has("legacy"),
+        takes_initialize: has("dual") || has("legacy") || has("silent"),
+        is_modern: !has("legacy") && !has("silent"),
+        exits: has("legacy"),
         state: Mutex::default(),
     });
     program.note(&json!({"start": start_time(std::process::id())}));
@@ -154,6 +155,8 @@ struct Program {
     dir: PathBuf,
     takes_initialize: bool,
     is_modern: bool,
+    /// Whether it exits at what is of the wrong era.
+    exits: bool,
     state: Mutex<State>,
 }
 
@@ -189,7 +192,7 @@ impl Program {
         }
         let version = &params["_meta"]["io.modelcontextprotocol/protocolVersion"];
         match (version.as_str(), self.is_modern) {
-            (Some(_), false) => return false,
+            (Some(_), false) => return !self.exits,
             // In the words of the era before, where a process of its own serves one session.
             (None, _) if self.takes_initialize => {}
             (Some("2026-07-28"), true) if params["_meta"]["io.modelcontextprotocol/clientCapabilities"].is_object() => {

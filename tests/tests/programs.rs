@@ -1,7 +1,7 @@
 //! Programs of 2026-07-28 over their standard streams: one process for stateless clients and for sessions alike (E1, E5).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, RawClient, SdkClient, SdkKind, UpP, repository, suite, wait_until, within};
+use mainstay_tests::{Gateway, RawClient, SdkClient, SdkKind, UpP, UpS, repository, suite, wait_until, within};
 use reqwest::Response;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -383,6 +383,27 @@ async fn e5_a_program_that_exits_when_it_is_asked_is_legacy_and_serves_sessions(
     assert_eq!(refused().await?, (400, json!("session_missing")));
     session_text(&client, "whoami").await?;
     assert_eq!((program.count("server/discover")?, program.starts()?.len()), (1, 3));
+    Ok(())
+}
+
+#[tokio::test]
+async fn e5_a_process_that_is_only_asked_is_in_nobodys_way() -> Result<()> {
+    // What it holds is free when one is started that serves somebody, and it need not have answered.
+    let folder = tempfile::tempdir()?;
+    let lock = folder.path().join("lock").display().to_string();
+    let locking = UpS::new(&["--lock", &lock])?;
+    let gateway = Gateway::start(&locking.toml("p")?, &[]).await?;
+    let url = gateway.url("p")?;
+    assert_eq!(send(&url, "tools/list", json!({})).await?.status(), 400);
+    session_text(&session(&gateway).await?, "whoami").await?;
+    assert_eq!(locking.starts()?.len(), 2);
+
+    let (program, gateway, url) = stand(&["silent"], "").await?;
+    let asking = tokio::spawn(async move { send(&url, "tools/list", json!({})).await.map(drop) });
+    program.wait_heard("server/discover", 1, BOUND).await?;
+    session_text(&session(&gateway).await?, "whoami").await?;
+    assert_eq!(program.alive()?.len(), 1, "the one that was asked has given way");
+    asking.await??;
     Ok(())
 }
 

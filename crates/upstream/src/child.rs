@@ -130,6 +130,7 @@ impl Child {
             running.lease.attach(running.id, Arc::downgrade(&running), None);
             if told {
                 running.mark_initialized();
+                destination.eras.note_legacy(true);
             }
             if past.is_redefined {
                 running.mark_retired(destination.server.calls_grace);

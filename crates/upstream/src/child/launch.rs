@@ -25,6 +25,7 @@ pub(super) async fn launch(
     lease: Lease,
 ) -> Result<(Arc<Running>, AbortHandle), Failure> {
     let server = &destination.server;
+    let _alone = destination.shared.without_sibling().await;
     let program = program(upstreams, destination).await;
     let spawned = match spawn::request(&upstreams.parts, destination, key) {
         Ok(request) => custody.spawn(request).await.map_err(|error| spawn::failure(server, &error)),

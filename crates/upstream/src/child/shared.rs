@@ -11,7 +11,7 @@ use bytes::Bytes;
 use mainstay_core::call::StreamId;
 use mainstay_core::time::Timestamp;
 use mainstay_keeper::client::{Held, WriteError};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
 use super::end::Why;
@@ -45,6 +45,8 @@ pub(crate) struct Shared {
     listeners: Arc<Semaphore>,
     /// One process at a time that is asked for its era.
     pub(super) siblings: Arc<Semaphore>,
+    /// Rung when that is in the way of one that is to serve somebody.
+    pub(super) wanted: Notify,
     used_at: Mutex<Instant>,
 }
 
@@ -56,6 +58,7 @@ impl Default for Shared {
             calls: Arc::new(Semaphore::new(CALLS_MAX)),
             listeners: Arc::new(Semaphore::new(LISTENERS_MAX)),
             siblings: Arc::new(Semaphore::new(1)),
+            wanted: Notify::new(),
             used_at: Mutex::new(Instant::now()),
         }
     }
@@ -70,6 +73,20 @@ impl Shared {
     /// Whether there is a process that has said to this worker that it is modern.
     pub(crate) fn is_proven(&self) -> bool {
         self.alive().is_some_and(|running| running.is_initialized())
+    }
+
+    /// Keeps processes from being started to be asked for their era, until dropped. One that is being asked is ended first:
+    /// what it holds locked must be free. `None` if it does not end in time.
+    pub(super) async fn without_sibling(&self) -> Option<SemaphorePermit<'_>> {
+        let deadline = Instant::now() + SIBLING_END_BOUND;
+        while Instant::now() < deadline {
+            self.wanted.notify_waiters();
+            // It may not have listened yet.
+            if let Ok(Ok(alone)) = timeout(SIBLING_LOOK, self.siblings.acquire()).await {
+                return Some(alone);
+            }
+        }
+        None
     }
 
     fn alive(&self) -> Option<Arc<Running>> {
@@ -280,3 +297,7 @@ const SEND_TRIES_MAX: u32 = 3;
 
 /// How long a process may take to read that a request is taken back.
 const TAKE_BACK_BOUND: Duration = Duration::from_secs(10);
+
+/// How long the end of a process that was only asked for its era is waited for, and how often it is told.
+const SIBLING_END_BOUND: Duration = Duration::from_secs(10);
+const SIBLING_LOOK: Duration = Duration::from_millis(100);

@@ -1,6 +1,7 @@
 //! Asking a program for its era: a process of its own, which serves nobody, is asked and ended (E5).
 //!
-//! Some programs exit at a request that they don't expect, so no process is asked that somebody uses.
+//! Some programs exit at a request that they don't expect, so no process is asked that somebody uses. And some hold locks: a
+//! process that is to serve somebody is not started beside one that is only asked, which gives way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::upstreams::{Destination, Upstreams};
 use crate::wire::{self, same_id};
 
 /// What a process of the server at `destination` shows of its era that was started for no other purpose. One at a time;
-/// nothing is shown while another one is asked, nor where none may be started now (C4). One that exits, or does not answer
+/// nothing is shown while another one is asked, where none may be started now (C4), and if it has to give way. One that exits, or does not answer
 /// within the bound of its handshake, is none of the modern era (2026-07-28, Versioning).
 ///
 /// What comes of it is noted, and the process ended, also if the caller goes away.
@@ -41,6 +42,9 @@ async fn start_and_ask(
     found: oneshot::Sender<Evidence>,
 ) -> Option<()> {
     let server = &destination.server;
+    let wanted = destination.shared.wanted.notified();
+    tokio::pin!(wanted);
+    wanted.as_mut().enable();
     let custody = upstreams.parts.custody.clone().filter(|_| !upstreams.has_left())?;
     // It is no fault of the server's, whatever becomes of it.
     let lease = destination.supervision.permit(server, Duration::ZERO).await.ok()?;
@@ -53,9 +57,12 @@ async fn start_and_ask(
         custody.write(spawned.child, envelope::one_line(message)).await.ok()?;
         response(&custody, spawned.child, &mut spawned.events, &id).await
     });
-    let evidence = match answered.await {
-        Ok(Some(response)) => read_answer(&response),
-        Ok(None) | Err(_) => Evidence::NotModern,
+    let evidence = tokio::select! {
+        answered = answered => match answered {
+            Ok(Some(response)) => read_answer(&response),
+            Ok(None) | Err(_) => Evidence::NotModern,
+        },
+        () = wanted => Evidence::None,
     };
     destination.eras.note(&evidence);
     tracing::info!(server = %server.name, child = %spawned.child, evidence = evidence.as_str(), "era asked for");
