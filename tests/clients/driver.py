@@ -319,7 +319,7 @@ async def serve(open_session: Open) -> None:
 
 def drive(open_session: Open) -> None:
     """Serves the line protocol for the client that ``open_session`` makes."""
-    if len(sys.argv) != 2:
-        note(f"usage: {sys.argv[0]} URL")
+    if len(sys.argv) not in (2, 3):
+        note(f"usage: {sys.argv[0]} URL [auto]")
         sys.exit(2)
     asyncio.run(serve(open_session))

@@ -1,7 +1,9 @@
 """The Python SDK of the 2.x line as a client in legacy mode (it initializes; no probe for the
-stateless revision). Usage: py2.py URL (see README.md).
+stateless revision), or with `auto` in that one which asks for the stateless revision first.
+Usage: py2.py URL [auto] (see README.md).
 """
 
+import sys
 from contextlib import asynccontextmanager
 from typing import Any, AsyncIterator
 
@@ -55,7 +57,7 @@ async def open_session(url: str, wire: Wire, inbox: Inbox) -> AsyncIterator[Sess
         wire.watch(http_client)
         async with Client(
             streamable_http_client(url, http_client=http_client),
-            mode="legacy",
+            mode=sys.argv[2] if len(sys.argv) > 2 else "legacy",
             elicitation_callback=elicit,
             sampling_callback=sample,
             message_handler=received,

@@ -1,5 +1,6 @@
-// The TypeScript client of the 2.x line in its default mode (it initializes; no probe for the
-// stateless revision). Usage: ts2.mjs URL (see README.md).
+// The TypeScript client of the 2.x line, in its default mode (it initializes; no probe for the
+// stateless revision), or with `auto` in that one which asks for the stateless revision first.
+// Usage: ts2.mjs URL [auto] (see README.md).
 
 import { drive } from './driver.mjs';
 import { load } from './packages.mjs';
@@ -9,7 +10,10 @@ const { Client, StreamableHTTPClientTransport } = load('@modelcontextprotocol/cl
 drive(({ url, fetch, elicit, sample }) => {
     const client = new Client(
         { name: 'ts2', version: '1.0.0' },
-        { capabilities: { elicitation: {}, sampling: {} } }
+        {
+            capabilities: { elicitation: {}, sampling: {} },
+            versionNegotiation: { mode: process.argv[3] ?? 'legacy' }
+        }
     );
     client.setRequestHandler('elicitation/create', elicit);
     client.setRequestHandler('sampling/createMessage', sample);

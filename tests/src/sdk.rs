@@ -26,10 +26,14 @@ pub enum SdkKind {
     Py1,
     /// Python, `mcp` of the 2.x line, in its sessionful mode.
     Py2,
+    /// As [`SdkKind::Ts2`], in the mode that prefers 2026-07-28.
+    Ts2Modern,
+    /// As [`SdkKind::Py2`], in the mode that prefers 2026-07-28.
+    Py2Modern,
 }
 
 impl SdkKind {
-    /// All of them.
+    /// All that have sessions.
     pub const ALL: [SdkKind; 4] = [SdkKind::Ts1, SdkKind::Ts2, SdkKind::Py1, SdkKind::Py2];
 
     /// The name of its driver.
@@ -37,9 +41,9 @@ impl SdkKind {
     pub fn name(self) -> &'static str {
         match self {
             SdkKind::Ts1 => "ts1",
-            SdkKind::Ts2 => "ts2",
+            SdkKind::Ts2 | SdkKind::Ts2Modern => "ts2",
             SdkKind::Py1 => "py1",
-            SdkKind::Py2 => "py2",
+            SdkKind::Py2 | SdkKind::Py2Modern => "py2",
         }
     }
 
@@ -47,15 +51,20 @@ impl SdkKind {
         let environment = std::env::var_os("MAINSTAY_TEST_ENV");
         let environment = environment.map_or_else(|| repository().join("target/test-env"), PathBuf::from);
         match self {
-            SdkKind::Ts1 | SdkKind::Ts2 => environment.join("node/node_modules/.bin/node"),
-            SdkKind::Py1 | SdkKind::Py2 => environment.join(self.name()).join("bin/python"),
+            SdkKind::Ts1 | SdkKind::Ts2 | SdkKind::Ts2Modern => environment.join("node/node_modules/.bin/node"),
+            SdkKind::Py1 | SdkKind::Py2 | SdkKind::Py2Modern => environment.join(self.name()).join("bin/python"),
         }
+    }
+
+    /// What its driver is told besides the URL.
+    fn mode(self) -> Option<&'static str> {
+        matches!(self, SdkKind::Ts2Modern | SdkKind::Py2Modern).then_some("auto")
     }
 
     fn driver(self) -> PathBuf {
         let suffix = match self {
-            SdkKind::Ts1 | SdkKind::Ts2 => "mjs",
-            SdkKind::Py1 | SdkKind::Py2 => "py",
+            SdkKind::Ts1 | SdkKind::Ts2 | SdkKind::Ts2Modern => "mjs",
+            SdkKind::Py1 | SdkKind::Py2 | SdkKind::Py2Modern => "py",
         };
         repository().join("tests/clients").join(format!("{}.{suffix}", self.name()))
     }
@@ -95,6 +104,7 @@ impl SdkClient {
         let mut child = Command::new(interpreter)
             .arg(kind.driver())
             .arg(url)
+            .args(kind.mode())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

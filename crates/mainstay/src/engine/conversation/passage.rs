@@ -87,6 +87,10 @@ pub(super) fn decline(engine: &Arc<Engine>, live: &Arc<Live>, message: &Bytes, e
 
 /// Cancels a call at the server, and reads what still comes of it for nobody.
 pub(super) async fn abandon(engine: &Arc<Engine>, live: &Arc<Live>, id: &[u8], reader: Option<Reader>) {
+    // A program, and what becomes of its calls, is the next worker's.
+    if engine.has_left() && !live.server.is_http() {
+        return;
+    }
     let params = [b"{\"requestId\":".as_slice(), id, b"}"].concat();
     let message = Bytes::from(notification_message("notifications/cancelled", Some(&params)));
     if let Ok(envelope) = scan(&message) {
