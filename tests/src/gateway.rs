@@ -433,7 +433,9 @@ impl Drop for Gateway {
         for process in &left {
             process.kill();
         }
-        self.show_log();
+        if !self.setup.quiet {
+            self.show_log();
+        }
         if std::thread::panicking() {
             return;
         }

@@ -17,6 +17,7 @@ use tokio::io::AsyncWriteExt as _;
 pub struct Setup {
     pub(super) config: String,
     pub(super) tree_bound: Duration,
+    pub(super) quiet: bool,
     values: BTreeMap<String, String>,
     env: Vec<(String, String)>,
     args: Vec<String>,
@@ -30,6 +31,7 @@ impl Setup {
         Setup {
             config: config.to_owned(),
             tree_bound: TREE_BOUND,
+            quiet: false,
             values: BTreeMap::new(),
             env: Vec::new(),
             args: Vec::new(),
@@ -72,6 +74,13 @@ impl Setup {
         self
     }
 
+    /// Lets the handle go without showing the end of the log: for programs, which have other things to say.
+    #[must_use]
+    pub fn quiet(mut self) -> Setup {
+        self.quiet = true;
+        self
+    }
+
     /// Starts it and waits until it is ready.
     ///
     /// # Errors
@@ -82,10 +91,13 @@ impl Setup {
 
     pub(super) fn write_config(&self, dir: &Path) -> Result<()> {
         let mut text = self.config.clone();
-        let own = [("DIR", dir.display().to_string()), ("UP_S", binaries::up_s()?.display().to_string())];
         let given = self.values.iter().map(|(name, value)| (name.as_str(), value.clone()));
-        for (name, value) in given.chain(own) {
+        for (name, value) in given.chain([("DIR", dir.display().to_string())]) {
             text = text.replace(&format!("{{{{{name}}}}}"), &value);
+        }
+        // Who does not ask for the program need not have built it.
+        if text.contains(UP_S) {
+            text = text.replace(UP_S, &binaries::up_s()?.display().to_string());
         }
         ensure!(!text.contains("{{"), "a placeholder has no value: {text}");
         std::fs::write(dir.join(CONFIG_FILE), text).context("the configuration could not be written")
@@ -127,6 +139,7 @@ pub(super) fn state_dir(dir: &Path) -> PathBuf {
 
 pub(super) const STDERR_FILE: &str = "stderr.log";
 const STDOUT_FILE: &str = "stdout.log";
+const UP_S: &str = "{{UP_S}}";
 const CONFIG_FILE: &str = "mainstay.toml";
 /// AC-06: the tree is gone within 10 s.
 const TREE_BOUND: Duration = Duration::from_secs(10);
