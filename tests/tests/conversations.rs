@@ -197,6 +197,28 @@ async fn e3_who_closes_the_response_cancels_at_the_server() -> Result<()> {
 }
 
 #[tokio::test]
+async fn s12_requests_of_a_principal_have_a_cap_over_all_its_conversations() -> Result<()> {
+    let up_h = UpH::start().await?;
+    let limits = "[limits]\nstateless_requests_per_principal = 1\n";
+    let gateway = Gateway::start(&format!("{}offer = \"both\"\n{limits}", up_h.toml("h")), &[]).await?;
+    let client = |handle: &str| Ok::<_, anyhow::Error>(StatelessClient::new(&gateway.url("h")?)?.with_handle(handle));
+    let (one, two) = (client("one")?, client("two")?);
+    let params = json!({"name": "prog", "arguments": {"n": 1000, "delay_ms": 50}, "_meta": {"progressToken": 1}});
+    let mut calling = one.begin("tools/call", params).await?;
+    calling.until(|message| message["method"] == "notifications/progress").await?;
+    let echo = json!({"name": "echo", "arguments": {"text": "a"}});
+    let (status, refused) = two.request("tools/call", echo.clone()).await?;
+    let limit = &refused["error"]["data"]["limit"];
+    assert_eq!((status, limit), (429, &json!("limits.stateless_requests_per_principal")), "{refused}");
+    assert_eq!(up_h.executions("echo").await?, 0, "it was not sent");
+    drop(calling);
+    wait_until("room for another", BOUND, async || {
+        two.request("tools/call", echo.clone()).await.is_ok_and(|(status, _)| status == 200)
+    })
+    .await
+}
+
+#[tokio::test]
 async fn e3_log_messages_come_to_who_asks_for_them() -> Result<()> {
     let stand = Stand::new().await?;
     for server in ["h", "s"] {

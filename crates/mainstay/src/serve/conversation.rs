@@ -71,8 +71,9 @@ async fn go_on(
     (request, meta): (&Request, &Meta),
     parked: Parked,
 ) -> Result<Response<Answer>, Refused> {
+    let attending = front.engine.attendance.enter(&caller.principal, Stay::Request)?;
     let course = front.engine.travel_on(caller, served, (request, meta), parked).await?;
-    Ok(respond(front, course).await)
+    Ok(respond(front, course, attending).await)
 }
 
 async fn begin(
@@ -93,15 +94,16 @@ async fn begin(
     if is_listen(request) {
         return listen(front, caller, &entry, request).await;
     }
+    let attending = engine.attendance.enter(&caller.principal, Stay::Request)?;
     let course = engine.travel((caller, served), &entry, (request, meta)).await?;
     drop(entry);
-    Ok(respond(front, course).await)
+    Ok(respond(front, course, attending).await)
 }
 
 /// The response of a request that is under way: JSON if it has nothing else to say, a stream if it does or takes its time.
-async fn respond(front: &Arc<Front>, course: Course) -> Response<Answer> {
+async fn respond(front: &Arc<Front>, course: Course, attending: Attending) -> Response<Answer> {
     let end = Box::pin(Arc::clone(&front.engine).cut(Arc::clone(course.live())));
-    let mut streaming = Streaming { course, end, first: None };
+    let mut streaming = Streaming { course, end, first: None, _attending: attending };
     match tokio::time::timeout(FIRST_TURN_MAX, streaming.turn()).await {
         Ok(Turn::Response(landed)) => return landed_response(landed),
         Ok(first @ Turn::Notification(_)) => streaming.first = Some(first),
@@ -228,6 +230,7 @@ struct Streaming {
     end: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// What came before it was known that the response is a stream.
     first: Option<Turn>,
+    _attending: Attending,
 }
 
 impl Streaming {
