@@ -18,6 +18,7 @@ mod database;
 mod entry;
 mod event;
 mod failure;
+mod origin;
 mod place;
 mod question;
 mod questions;
@@ -114,6 +115,27 @@ impl Journal {
     /// [`OpenError::OtherSchema`], or that it can't be looked at.
     pub fn rehearse(path: &Path) -> Result<(), OpenError> {
         place::rehearse(path)
+    }
+
+    /// The worker of `epoch` begins, and has handed nothing over yet. If it is the first that finds the journal as it is,
+    /// that is known from its epoch on.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`]; what this worker hands over may count as not known.
+    pub async fn attach(&self, epoch: u64) -> Result<(), Failure> {
+        self.act(move |writer| writer.transact(|database| database.attach(epoch))).await?
+    }
+
+    /// From which epoch on the journal's silence says something: what it does not know of workers since then was never
+    /// handed over, was lost or is removed. `None` if it was begun anew since the last worker [attached](Self::attach).
+    /// To be asked behind what is concluded from.
+    ///
+    /// # Errors
+    ///
+    /// As [`replay`](Self::replay).
+    pub async fn known_from(&self) -> Result<Option<u64>, Failure> {
+        self.read(|database| database.known_from()).await
     }
 
     /// Keeps `entry`, as soon as the writer comes to it: entries of all streams that wait share a transaction. Entries
@@ -262,6 +284,30 @@ impl Journal {
         self.read(move |database| database.unforwarded(by, limit)).await
     }
 
+    /// The questions of `session` whose answers are here and may not have been forwarded, whoever is to do it.
+    ///
+    /// # Errors
+    ///
+    /// As [`replay`](Self::replay).
+    pub async fn owed_answers(&self, session: SessionKey) -> Result<BTreeSet<StreamId>, Failure> {
+        self.read(move |database| database.owed_answers(session)).await
+    }
+
+    /// What is kept of what `session` was sent since `since` and came in frames of a child; at most `limit` events, those
+    /// of the newest streams first. As much is read at once as is kept of a session.
+    ///
+    /// # Errors
+    ///
+    /// As [`replay`](Self::replay).
+    pub async fn child_events(
+        &self,
+        session: SessionKey,
+        since: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<Event>, Failure> {
+        self.read(move |database| database.child_events(session, since, limit)).await
+    }
+
     /// Takes over, for the worker whose epoch is `by`, to forward the answer to `asked`, unless that is its own to do
     /// already. `false` if there is nothing to forward any more, or a later worker does it.
     ///
@@ -389,8 +435,8 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// The statements whose plans a test looks at.
 #[cfg(test)]
 mod statements {
-    pub(super) use super::questions::{ANSWER, OPEN, UNFORWARDED};
-    pub(super) use super::read::REPLAY;
+    pub(super) use super::questions::{ANSWER, OPEN, OWED, UNFORWARDED};
+    pub(super) use super::read::{NEWEST, REPLAY};
     pub(super) use super::streams::{RECORD, STANDING};
     pub(super) use super::trim::{AGED_STREAMS, ANSWERED_QUESTIONS, DONE, OVER, OVERDUE_QUESTIONS, PASSING};
 }

@@ -191,10 +191,10 @@ fn refused(fault: Fault) -> OpenError {
 }
 
 /// Step `n` leads from schema version `n` to `n + 1`. A step that was released is never changed again.
-pub(super) const STEPS: &[&str] = &[include_str!("0001.sql"), include_str!("0002.sql")];
+pub(super) const STEPS: &[&str] = &[include_str!("0001.sql"), include_str!("0002.sql"), include_str!("0003.sql")];
 /// Looks at the root of every table.
 const PROBE: &str = "SELECT id FROM sessions LIMIT 1; SELECT id FROM streams LIMIT 1; SELECT stream FROM calls LIMIT 1;
-    SELECT id FROM events LIMIT 1; SELECT id FROM questions LIMIT 1";
+    SELECT id FROM events LIMIT 1; SELECT id FROM questions LIMIT 1; SELECT id FROM origin LIMIT 1";
 const DAMAGED: &str = ".damaged";
 /// The most that the file takes: 512 MiB.
 pub const FILE_BYTES_MAX: u64 = 512 << 20;

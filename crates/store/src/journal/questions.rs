@@ -1,5 +1,6 @@
 //! The rows of questions: open, answered, and with their answers on the way (R6).
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use mainstay_core::call::StreamId;
@@ -104,6 +105,16 @@ impl Database {
         })?;
         Ok(found)
     }
+
+    /// See [`Journal::owed_answers`](super::Journal::owed_answers).
+    pub(super) fn owed_answers(&self, session: SessionKey) -> rusqlite::Result<BTreeSet<StreamId>> {
+        let mut owed = BTreeSet::new();
+        self.each(OWED, [session.as_bytes()], |row| {
+            owed.insert(StreamId { epoch: narrow(row.get(0)?), number: narrow(row.get(1)?) });
+            Ok(true)
+        })?;
+        Ok(owed)
+    }
 }
 
 pub(super) const OPEN: &str = "SELECT n.session, q.epoch, q.number, q.deadline, q.answered_at, q.key_id, q.sealed
@@ -117,6 +128,8 @@ pub(super) const UNFORWARDED: &str =
         q.answered_by
     FROM questions q JOIN sessions n ON n.id = q.session
     WHERE q.answer IS NOT NULL AND q.answered_by >= ?1 AND q.answered_by < ?2 ORDER BY q.answered_by";
+pub(super) const OWED: &str = "SELECT q.epoch, q.number
+    FROM sessions n JOIN questions q ON q.session = n.id WHERE n.session = ?1 AND q.answer IS NOT NULL";
 pub(super) const ANSWER: &str =
     "UPDATE questions SET answered_at = ?4, answered_by = ?5, answer_key_id = ?6, answer = ?7
     WHERE session = (SELECT id FROM sessions WHERE session = ?1) AND epoch = ?2 AND number = ?3

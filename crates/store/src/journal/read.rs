@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 
 use mainstay_core::call::StreamId;
 use mainstay_core::id::SessionKey;
+use mainstay_core::time::Timestamp;
 use rusqlite::{Row, params};
 
 use super::body::event_key;
 use super::call::Ending;
 use super::database::Database;
-use super::event::Event;
+use super::event::{Event, Source};
 use super::streams::{narrow, wide};
 use crate::keys::Purpose;
 use crate::rows::{column, time_column};
@@ -36,6 +37,26 @@ impl Database {
             Ok(events.len() < limit && bytes < REPLAY_BYTES_MAX)
         })?;
         Ok(events)
+    }
+
+    /// See [`Journal::child_events`](super::Journal::child_events).
+    pub(super) fn child_events(
+        &self,
+        session: SessionKey,
+        since: Timestamp,
+        limit: usize,
+    ) -> rusqlite::Result<Vec<Event>> {
+        let mut found: Vec<Event> = Vec::new();
+        if limit == 0 {
+            return Ok(found);
+        }
+        self.each(NEWEST, params![session.as_bytes(), time_column(since)], |row| {
+            let stream = StreamId { epoch: narrow(row.get(6)?), number: narrow(row.get(7)?) };
+            let event = self.event(session, stream, row)?;
+            found.extend(event.filter(|event| matches!(event.source, Some(Source::Frame(_)))));
+            Ok(found.len() < limit)
+        })?;
+        Ok(found)
     }
 
     /// The event in a row, as far as its columns agree with what is sealed.
@@ -69,6 +90,9 @@ impl Database {
 pub(super) const REPLAY: &str = "SELECT e.sequence, e.ending, e.weight, e.at, e.key_id, e.sealed
     FROM sessions n JOIN streams s ON s.session = n.id JOIN events e ON e.stream = s.id
     WHERE n.session = ?1 AND s.epoch = ?2 AND s.number = ?3 AND e.sequence > ?4 ORDER BY e.sequence";
+pub(super) const NEWEST: &str = "SELECT e.sequence, e.ending, e.weight, e.at, e.key_id, e.sealed, s.epoch, s.number
+    FROM sessions n JOIN streams s ON s.session = n.id JOIN events e ON e.stream = s.id
+    WHERE n.session = ?1 AND e.at >= ?2 ORDER BY s.epoch DESC, s.number DESC, e.sequence DESC";
 const KEYS_IN_USE: &str = "SELECT key_id FROM events UNION SELECT key_id FROM calls UNION SELECT key_id FROM questions
     UNION SELECT source_key_id FROM streams WHERE source_key_id IS NOT NULL
     UNION SELECT answer_key_id FROM questions WHERE answer_key_id IS NOT NULL";

@@ -194,3 +194,29 @@ async fn of_two_workers_that_meet_damage_one_begins_anew_and_the_other_follows()
     assert_eq!((kept(&journal, 1).await, kept(&other, 1).await), (vec![202], vec![202]));
     assert_eq!(kept(&journal, 2).await, [2]);
 }
+
+#[tokio::test]
+async fn c8_a_journal_that_was_begun_anew_is_silent_on_what_was_before() {
+    let (_home, path, journal) = in_a_file();
+    assert_eq!(journal.known_from().await.unwrap(), None, "no worker has begun with it");
+    journal.attach(3).await.unwrap();
+    journal.attach(4).await.unwrap();
+    assert_eq!(journal.known_from().await.unwrap(), Some(3), "the next worker knows what the one before it was told");
+    put(&journal, (1..=200).map(|sequence| entry(Content::Event(event(sequence))))).await.unwrap();
+    ruin(&journal, &path).await;
+    let _ = put(&journal, [entry(Content::Event(event(201)))]).await;
+    assert_eq!(journal.counters().set_aside, 1);
+    assert_eq!(journal.known_from().await.unwrap(), None, "in the middle of a life: of that nobody knows all");
+    drop(journal);
+    let journal = open(&path);
+    journal.attach(5).await.unwrap();
+    assert_eq!(journal.known_from().await.unwrap(), Some(5));
+    let other = beside(&path, ".other");
+    fs::write(&other, vec![7; 8192]).unwrap();
+    let journal = begun_anew(&other, "between two lives").await;
+    journal.attach(6).await.unwrap();
+    assert_eq!(journal.known_from().await.unwrap(), Some(6));
+    let in_memory = Journal::open(Place::Memory, ring()).unwrap();
+    in_memory.attach(7).await.unwrap();
+    assert_eq!(in_memory.known_from().await.unwrap(), Some(7));
+}

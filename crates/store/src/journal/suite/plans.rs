@@ -12,6 +12,8 @@ async fn what_is_asked_often_is_read_from_an_index() {
         (statements::REPLAY, false),
         (statements::OPEN, false),
         (statements::UNFORWARDED, false),
+        (statements::OWED, false),
+        (statements::NEWEST, false),
         (statements::ANSWER, false),
         (statements::AGED_STREAMS, false),
         (statements::OVER, true),

@@ -142,3 +142,20 @@ async fn r6_an_answer_that_is_too_large_is_noted_and_not_kept() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn c8_whose_answers_are_owed_is_told_by_session_whoever_is_to_forward_them() {
+    on_each(async |journal| {
+        put(&journal, [asked(7), asked(8), asked(9)]).await.unwrap();
+        assert_eq!(journal.owed_answers(key(1)).await.unwrap(), [].into());
+        for number in [7, 8] {
+            journal.answered(key(1), stream(number), answer(5)).await.unwrap();
+        }
+        assert_eq!(journal.owed_answers(key(1)).await.unwrap(), [stream(7), stream(8)].into());
+        assert_eq!(journal.owed_answers(key(2)).await.unwrap(), [].into(), "another session's");
+        journal.forward(key(1), stream(8), 9).await.unwrap();
+        journal.forwarded(key(1), stream(7)).await.unwrap();
+        assert_eq!(journal.owed_answers(key(1)).await.unwrap(), [stream(8)].into());
+    })
+    .await;
+}

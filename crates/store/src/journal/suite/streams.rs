@@ -308,3 +308,29 @@ async fn t2_the_calls_that_a_worker_stays_for_are_found_and_no_others() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn c8_what_came_of_a_child_is_found_by_its_frames_on_every_stream_of_a_session() {
+    on_each(async |journal| {
+        let of = |number: u64, content| Entry { stream: stream(number), ..entry(content) };
+        let unsourced = Event { source: None, ..event(3) };
+        put(
+            &journal,
+            [of(1, Content::Event(event(1))), of(1, Content::Event(event(2))), of(1, Content::Event(unsourced))],
+        )
+        .await
+        .unwrap();
+        put(&journal, [of(2, Content::Event(event(5)))]).await.unwrap();
+        let other = Entry { session: key(2), ..of(1, Content::Event(event(7))) };
+        put(&journal, [other]).await.unwrap();
+        let found = async |since: u64, limit: usize| {
+            let events = journal.child_events(key(1), at(since), limit).await.unwrap();
+            events.into_iter().map(|event| event.sequence).collect::<Vec<_>>()
+        };
+        assert_eq!(found(0, 9).await, [5, 2, 1]);
+        assert_eq!(found(2, 9).await, [5, 2], "an earlier child's frames have the same numbers");
+        assert_eq!(found(0, 2).await, [5, 2], "the newest streams first");
+        assert_eq!(found(0, 0).await, [0_u64; 0]);
+    })
+    .await;
+}
