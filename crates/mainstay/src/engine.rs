@@ -3,6 +3,7 @@
 //! The engine owns the table of live sessions and every change to one. It knows no HTTP; `serve` speaks to clients
 //! in its name, `reconcile` repairs in its name, `admin` reads it.
 
+mod arriving;
 pub mod call;
 pub mod census;
 pub mod conversation;
@@ -42,6 +43,7 @@ use mainstay_core::limit::Limit;
 use mainstay_core::principal::Principal;
 use mainstay_core::session::{Contract, Refusal, State, Terms};
 use mainstay_core::time::Timestamp;
+use mainstay_keeper::ChildId;
 use mainstay_keeper::client::{Custody, Held};
 use mainstay_store::journal::Journal;
 use mainstay_store::keys::Keyring;
@@ -50,6 +52,7 @@ use mainstay_upstream::{Failure, Notice, Server, Upstreams};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
+use crate::engine::arriving::Waiting;
 use crate::engine::census::Census;
 use crate::engine::conversation::Register;
 use crate::engine::leavers::Leavers;
@@ -143,6 +146,7 @@ pub struct Engine {
     pub(crate) clock: Clock,
     pub(crate) epoch: Epoch,
     pub(crate) live: DashMap<SessionKey, Arc<Live>>,
+    arriving: Waiting,
     pub(crate) stopping: Latch,
     closing: Latch,
     handing: Latch,
@@ -273,6 +277,7 @@ impl Engine {
             clock: parts.clock,
             epoch: parts.epoch,
             live: DashMap::new(),
+            arriving: Waiting::default(),
             stopping: Latch::default(),
             closing: Latch::default(),
             handing: Latch::default(),
@@ -368,9 +373,9 @@ impl Engine {
         self.held.lock().remove(key)
     }
 
-    /// When the child was spawned that is held for a session.
-    pub(crate) fn held_since(&self, key: &SessionKey) -> Option<Timestamp> {
-        self.held.lock().get(key).map(|held| Timestamp::from_unix_millis(held.spawned_at_unix_ms))
+    /// The child that is held for a session, and when it was spawned.
+    pub(crate) fn held_child(&self, key: &SessionKey) -> Option<(ChildId, Timestamp)> {
+        self.held.lock().get(key).map(|held| (held.child, Timestamp::from_unix_millis(held.spawned_at_unix_ms)))
     }
 
     /// The sessions whose children are held, and how many calls those still have open.

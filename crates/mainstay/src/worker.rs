@@ -170,6 +170,9 @@ async fn build(
     let journal = Journal::open(streams, Arc::clone(&keyring)).context("opening the journal")?;
     let nonce = u64::from_be_bytes(entropy()?);
     let epoch = begin(&store, clock, nonce, &custody).await?;
+    if let Err(error) = journal.attach(epoch.counter).await {
+        tracing::warn!(error = %error, "the journal can't be told of this worker: less of its children's custody is let go");
+    }
     let census = Census::new(
         config.limits.sessions_max,
         config.session.max_per_principal,

@@ -280,6 +280,12 @@ impl Child {
         current.into_iter().chain(state.previous.as_ref()).for_each(|running| act(running));
     }
 
+    /// See [`Link::answers_earlier`](crate::Link::answers_earlier).
+    pub(crate) fn answers_earlier(&self) -> Vec<StreamId> {
+        let state = lock(&self.state);
+        state.current.as_ref().map_or_else(Vec::new, |current| current.running.answers_earlier())
+    }
+
     /// See [`Link::answered_earlier`](crate::Link::answered_earlier).
     pub(crate) fn answered_earlier(&self) -> Vec<StreamId> {
         let state = lock(&self.state);

@@ -16,7 +16,7 @@ pub use failure::{ExitStatus, Failure, Outcome};
 pub use handshake::{Handshake, Opened};
 pub use link::{Ending, Link, Listening};
 pub use modern::{Forwarded, Relay, Relayed, Stateless};
-pub use notice::{ListsChanged, Notice};
+pub use notice::{Frame, ListsChanged, Notice};
 pub use server::{Reach, Server, Transport};
 pub use settle::{SETTLE_BOUND, Settled, settle};
 pub use template::{Environment, Secret, Template, TemplateError};

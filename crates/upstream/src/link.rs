@@ -142,6 +142,15 @@ impl Link {
         }
     }
 
+    /// The questions of earlier workers whose answers a child has, as far as the keeper still knows that: they are neither
+    /// [settled](Self::settle_answer) here nor were by then.
+    pub fn answers_earlier(&self) -> Vec<StreamId> {
+        match &self.0 {
+            Way::Http(_) => Vec::new(),
+            Way::Child(child) => child.answers_earlier(),
+        }
+    }
+
     /// The answer to a call that an earlier worker handed to a child: one that has come, or one still to come (R1a, C8).
     ///
     /// `None` at once if there can be none: the call never reached the keeper, was [settled](Self::settle), or its answer

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainstay_core::id::SessionKey;
 use mainstay_core::resume::{OwedDelete, ResumeRecord};
+use mainstay_keeper::ChildId;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::child::Receipt;
@@ -14,7 +15,13 @@ use crate::handshake::Opened;
 #[derive(Debug)]
 pub enum Notice {
     /// A message of the server that belongs to no call: for the session's listening stream.
-    Message(Bytes),
+    Message {
+        /// The message.
+        message: Bytes,
+        /// The frame that it came in, if a child wrote it: the keeper gives that again to the next worker, unless this one
+        /// lives a second or two longer.
+        frame: Option<Frame>,
+    },
     /// The same of a child, and the client is to answer it.
     Question {
         /// The question.
@@ -37,6 +44,22 @@ pub enum Notice {
     },
     /// The link is open for the first time. Of interest to a session whose `initialize` was answered for the server (U8).
     Opened(Opened),
+}
+
+/// A line that a child wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The child, over all workers of a keeper.
+    pub child: ChildId,
+    /// The line's number, over all workers.
+    pub number: u64,
+}
+
+impl Notice {
+    /// A message that came in no frame.
+    pub(crate) fn message(message: Bytes) -> Self {
+        Self::Message { message, frame: None }
+    }
 }
 
 /// How a server's tools compare with those that the client was told.

@@ -9,11 +9,12 @@ use mainstay_core::code::Code;
 use mainstay_core::id::{ServerName, SessionId, SessionKey};
 use mainstay_core::principal::Principal;
 use mainstay_core::session::{Asked, Decision, Refusal, Restoration, Session, SessionRecord, Tombstone};
+use mainstay_store::journal::Failure;
 use mainstay_store::{Fault, RowFault, StoreError, Stored, Write};
 use mainstay_upstream::{Handshake, Link};
 
 use crate::engine::conversation;
-use crate::engine::live::{AskedEarlier, Barred, Entry, Live, Parts};
+use crate::engine::live::{AskedEarlier, Barred, Entry, Heard, Live, Parts};
 use crate::engine::{Caller, Engine, HOLD, Refused, SESSION_UNKNOWN, Served, refused};
 use crate::runtime::spawn;
 
@@ -207,7 +208,8 @@ impl Engine {
         if remembered.is_some() {
             self.metrics.resumed(&served.server.name);
         }
-        let asked_earlier = self.asked_earlier(stored.key).await;
+        let (asked_earlier, heard) = self.said_earlier(stored.key).await;
+        let arrival = self.expect(stored.key);
         let held = self.take_held(&stored.key);
         let link = Link::restore(&self.upstreams, &served.server, handshake, remembered, held, self.notices.clone());
         let key = stored.key;
@@ -219,27 +221,33 @@ impl Engine {
             life: self.next_streams(1).number,
             journaled: self.journaled(key),
             asked_earlier,
+            heard,
         });
-        self.live.insert(key, Arc::clone(&live));
+        arrival.complete(&live);
         self.metrics.restored("resumed");
         tracing::info!(session = %session_ref, server = %served.server.name, "session restored");
         Ok(live)
     }
 
-    /// What the session's child, if an earlier worker left one, has asked its client so far. Another child of the session
-    /// may have used the same ids.
-    async fn asked_earlier(&self, key: SessionKey) -> AskedEarlier {
-        let Some(spawned_at) = self.held_since(&key) else { return Some(BTreeMap::new()) };
-        match tokio::time::timeout(QUESTIONS_READ_MAX, self.journal.questions(key, QUESTIONS_MAX)).await {
-            Ok(Ok(asked)) => {
+    /// What the session's child, if an earlier worker left one, has asked its client so far, and what of it is on the
+    /// session's streams. Another child of the session may have used the same ids and numbers.
+    async fn said_earlier(&self, key: SessionKey) -> (AskedEarlier, Option<Heard>) {
+        let Some((child, spawned_at)) = self.held_child(&key) else { return (Some(BTreeMap::new()), None) };
+        let reading = async {
+            let asked = self.journal.questions(key, QUESTIONS_MAX).await?;
+            Ok::<_, Failure>((asked, self.journal.child_events(key, spawned_at, HEARD_EVENTS_MAX).await?))
+        };
+        match tokio::time::timeout(EARLIER_READ_MAX, reading).await {
+            Ok(Ok((asked, events))) => {
                 let of_this_child = asked.into_iter().filter(|asked| asked.question.asked_at >= spawned_at);
-                Some(of_this_child.map(|asked| (asked.question.asked, asked.question)).collect())
+                let asked = of_this_child.map(|asked| (asked.question.asked, asked.question)).collect();
+                (Some(asked), Heard::of(child, &events))
             }
             Ok(Err(error)) => {
-                tracing::warn!(session = %key.session_ref(), error = %error, "earlier questions can't be read; one may be asked again");
-                None
+                tracing::warn!(session = %key.session_ref(), error = %error, "what its child said earlier can't be read; some of it may come again");
+                (None, None)
             }
-            Err(_elapsed) => None,
+            Err(_elapsed) => (None, None),
         }
     }
 
@@ -279,9 +287,11 @@ fn agrees(caller: &Caller, live: &Live) -> Result<(), Refused> {
     Ok(())
 }
 
-/// How many questions of a child are looked at, and how long that may take.
+/// How much of what a child said through earlier workers is looked at, and how long that may take. More events than that
+/// are not kept of a session.
 const QUESTIONS_MAX: usize = 4096;
-const QUESTIONS_READ_MAX: Duration = Duration::from_secs(2);
+const HEARD_EVENTS_MAX: usize = 2048;
+const EARLIER_READ_MAX: Duration = Duration::from_secs(2);
 /// How often a session is looked up anew because it was just leaving memory.
 const LOOKS_MAX: usize = 8;
 /// The first pause between two tries of the ledger.

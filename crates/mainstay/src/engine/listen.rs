@@ -14,9 +14,10 @@ use mainstay_store::Write;
 use mainstay_upstream::{ListsChanged, Notice, Receipt};
 use tokio::sync::mpsc;
 
+use crate::engine::arriving::Said;
 use crate::engine::call::take_up::event_unknown;
 use crate::engine::live::Live;
-use crate::engine::stream::{Message, Reader, named};
+use crate::engine::stream::{Message, Reader, Source, named};
 use crate::engine::{Engine, ListenStream, Refused};
 use crate::runtime::spawn;
 
@@ -166,6 +167,32 @@ impl Engine {
         }
     }
 
+    /// Puts what the server says and belongs to no call on the session's listening stream, unless it is on one already.
+    pub(super) fn hear(self: &Arc<Self>, live: &Arc<Live>, said: Said) {
+        match said {
+            Said::Message { message, frame } => {
+                let Ok(envelope) = scan(&message) else { return };
+                // A question is known by its id.
+                if envelope.kind == Kind::Notification && frame.is_some_and(|frame| live.has_heard(frame)) {
+                    return;
+                }
+                if let Some(message) = self.server_message(live, &message, &envelope, None) {
+                    live.listen.push(message.from_source(frame.map(|frame| Source::Frame(frame.number))));
+                }
+            }
+            Said::Question { message, receipt } => {
+                let Ok(envelope) = scan(&message) else { return };
+                let Some(message) = self.question(live, &message, &envelope, Some(receipt)) else { return };
+                if live.link.runs_earlier_calls() {
+                    let (engine, live) = (Arc::clone(self), Arc::clone(live));
+                    spawn(async move { engine.ask_apart(&live, message).await });
+                } else {
+                    live.listen.push(message);
+                }
+            }
+        }
+    }
+
     fn notice(self: &Arc<Self>, key: SessionKey, notice: Notice) {
         // What is known of sessions is the next worker's to write.
         if self.has_left() && matches!(notice, Notice::Record(_) | Notice::Remade { .. } | Notice::Opened(_)) {
@@ -179,25 +206,12 @@ impl Engine {
             self.owe(owed);
             return;
         }
-        let Some(live) = self.live.get(&key).map(|live| Arc::clone(&live)) else { return };
+        let there = || self.live.get(&key).map(|live| Arc::clone(&live));
         match notice {
-            Notice::Message(message) => {
-                let Ok(envelope) = scan(&message) else { return };
-                if let Some(message) = self.server_message(&live, &message, &envelope, None) {
-                    live.listen.push(message);
-                }
-            }
-            Notice::Question { message, receipt } => {
-                let Ok(envelope) = scan(&message) else { return };
-                let Some(message) = self.question(&live, &message, &envelope, Some(receipt)) else { return };
-                if live.link.runs_earlier_calls() {
-                    let engine = Arc::clone(self);
-                    spawn(async move { engine.ask_apart(&live, message).await });
-                } else {
-                    live.listen.push(message);
-                }
-            }
+            Notice::Message { message, frame } => self.pass_on(key, Said::Message { message, frame }),
+            Notice::Question { message, receipt } => self.pass_on(key, Said::Question { message, receipt }),
             Notice::Remade { reason, lists, noted } => {
+                let Some(live) = there() else { return };
                 tracing::info!(session = %key.session_ref(), server = %live.server.name, reason = %reason, "upstream session made again");
                 self.metrics.remade(&live.server.name);
                 let entry = self.audit_entry(Actor::Gateway, Action::Remade, Some(key), &live.server.name, &reason);
@@ -209,6 +223,7 @@ impl Engine {
                 }
             }
             Notice::Opened(opened) => {
+                let Some(live) = there() else { return };
                 self.note_card(&live.server, &opened);
                 if live.was_answered_for() {
                     tracing::info!(session = %key.session_ref(), server = %live.server.name, "server is up");

@@ -2,6 +2,7 @@
 
 mod calls;
 mod gate;
+mod heard;
 mod latch;
 mod questions;
 mod streams;
@@ -22,6 +23,7 @@ use tokio::sync::Notify;
 pub use crate::engine::live::calls::{CALL_NAME_CHARS_MAX, Flight, InFlight};
 use crate::engine::live::gate::Gate;
 pub use crate::engine::live::gate::{Barred, Entry};
+pub use crate::engine::live::heard::Heard;
 pub use crate::engine::live::latch::Latch;
 pub use crate::engine::live::questions::{AskedEarlier, Open};
 use crate::engine::stream::{Journaled, Stream};
@@ -43,6 +45,7 @@ pub struct Live {
     gate: Mutex<Gate>,
     traffic: Mutex<Traffic>,
     asked_earlier: AskedEarlier,
+    heard: Mutex<Option<Box<Heard>>>,
     /// Requests that were admitted and are not answered yet.
     entries: AtomicU32,
     calls: AtomicU32,
@@ -90,6 +93,8 @@ pub struct Parts {
     pub journaled: Journaled,
     /// What its child has asked through earlier workers.
     pub asked_earlier: AskedEarlier,
+    /// What of its child earlier workers have put on its streams.
+    pub heard: Option<Heard>,
 }
 
 impl Live {
@@ -114,6 +119,7 @@ impl Live {
             gate: Mutex::new(Gate { session: parts.session, leaving: false }),
             traffic: Mutex::default(),
             asked_earlier: parts.asked_earlier,
+            heard: Mutex::new(parts.heard.map(Box::new)),
             entries: AtomicU32::new(0),
             calls: AtomicU32::new(0),
             streams: AtomicU32::new(0),

@@ -105,6 +105,7 @@ impl Engine {
             log_level: None,
             subscriptions: BTreeSet::new(),
         };
+        let arrival = self.expect(key);
         let (link, opened) = self.reach(served, handshake, &params).await?;
         let version = match opened.version.parse_version(&served.server) {
             Ok(version) => version,
@@ -134,11 +135,12 @@ impl Engine {
                     life: self.next_streams(1).number,
                     journaled: self.journaled(key),
                     asked_earlier: Some(BTreeMap::new()),
+                    heard: None,
                 });
                 if opened.for_it {
                     live.note_answered_for();
                 }
-                self.live.insert(key, live);
+                arrival.complete(&live);
                 self.expect_deadline();
                 Ok(Welcome { id, result: opened.result })
             }

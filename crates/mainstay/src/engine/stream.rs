@@ -13,12 +13,13 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use mainstay_core::call::StreamId;
 use mainstay_core::id::{Epoch, SessionKey};
-use mainstay_store::journal::{Accepted, Content, Ending, Entry, Event, Journal, Lost, Question, Witness};
+use mainstay_core::time::Timestamp;
+use mainstay_store::journal::{Accepted, Content, Ending, Entry, Event, Journal, Lost, Witness};
 pub use mainstay_store::journal::{Source, Weight};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::engine::stream::log::{Log, Logged, own};
+use crate::engine::stream::log::{Log, Logged, Unkept, own};
 pub use crate::engine::stream::message::{Custody, Message};
 pub use crate::engine::stream::reader::{KEEP_ALIVE, RETRY_MS, Reader, STILL_HERE, announce, named};
 use crate::runtime::Clock;
@@ -115,7 +116,8 @@ impl Stream {
         for Event { sequence, ending, weight, message, .. } in events {
             log.bytes += message.len();
             log.finished |= ending.is_some();
-            log.events.push_back(Logged { sequence, last: ending == Some(Ending::Answered), weight, message });
+            let last = ending == Some(Ending::Answered);
+            log.events.push_back(Logged { sequence, last, weight, message, unkept: None });
         }
         log.next_sequence = log.next_sequence.max(last_sequence + 1);
         log.settled_through = log.next_sequence - 1;
@@ -150,10 +152,13 @@ impl Stream {
     /// Has every event kept from now on, whether somebody reads or not, for a client that has no cursor to ask for one
     /// again: what was sent to a connection that dies in the next moment is sent again.
     pub fn keep_all(&self) {
-        let mut log = self.log.lock();
-        log.is_kept = true;
-        log.is_held = true;
-        log.held_through = log.sent_through;
+        let durable = {
+            let mut log = self.log.lock();
+            log.is_held = true;
+            log.held_through = log.sent_through;
+            self.begin_to_keep(&mut log)
+        };
+        durable.iter().for_each(Custody::let_go);
     }
 
     /// Resolves once the event `sequence` is durable, or can't be, or the stream is closed.
@@ -255,33 +260,32 @@ impl Stream {
     }
 
     fn append(&self, message: Message, ending: Option<Ending>) -> Option<u64> {
-        let mut durable = None;
-        let placed = {
+        let (placed, durable) = {
             let mut log = self.log.lock();
             if log.finished {
                 return None;
             }
             let Message { bytes, weight, source, question, custody } = message;
-            let bytes = own(bytes);
-            let sequence = log.next_sequence;
+            let (bytes, sequence, last) = (own(bytes), log.next_sequence, ending.is_some());
             log.next_sequence += 1;
             log.bytes += bytes.len();
-            log.events.push_back(Logged { sequence, last: ending.is_some(), weight, message: bytes.clone() });
-            log.finished = ending.is_some();
-            let is_ours = log.is_kept && !log.is_foreign;
-            match is_ours.then(|| self.keep_event(sequence, (bytes, weight, source), ending, question)) {
-                Some(Ok(Accepted::Queued)) => log.in_custody.extend(custody.map(|custody| (sequence, custody))),
-                Some(Ok(Accepted::Kept)) => {
-                    log.refused.push_back(sequence);
-                    durable = custody;
-                }
-                // What can't be kept here stays where it came from until it is answered.
-                Some(Err(_)) | None => log.refused.push_back(sequence),
-            }
+            log.finished = last;
+            let at = self.journal.as_ref().map_or(Timestamp::from_unix_millis(0), |journaled| journaled.clock.now());
+            let unkept = Unkept { source, question, custody, at };
+            let mut logged = Logged { sequence, last, weight, message: bytes, unkept: None };
+            let durable = if log.is_kept && !log.is_foreign {
+                self.keep_event(&mut log, &logged, ending, unkept)
+            } else {
+                log.refused.push_back(sequence);
+                // A listening stream is kept from its first reader on, and with what that finds there.
+                logged.unkept = (!log.is_foreign).then(|| Box::new(unkept));
+                None
+            };
+            log.events.push_back(logged);
             let settled = log.settled_through;
             log.settle(settled);
             log.shrink();
-            sequence
+            (sequence, durable)
         };
         durable.inspect(Custody::let_go);
         self.changed.notify_waiters();
@@ -289,21 +293,59 @@ impl Stream {
     }
 
     /// Hands an event to the journal, with the question that it asks. One that is queued may be sent once the journal says
-    /// so.
-    fn keep_event(
-        &self,
-        sequence: u64,
-        (message, weight, source): (Bytes, Weight, Option<Source>),
-        ending: Option<Ending>,
-        question: Option<Question>,
-    ) -> Result<Accepted, Lost> {
-        let Some(journaled) = &self.journal else { return Ok(Accepted::Kept) };
-        let event = Event { sequence, ending, weight, message, source, at: journaled.clock.now() };
-        let content = match question {
+    /// so. What comes back need not be held any more.
+    fn keep_event(&self, log: &mut Log, event: &Logged, ending: Option<Ending>, unkept: Unkept) -> Option<Custody> {
+        let (sequence, weight, message) = (event.sequence, event.weight, event.message.clone());
+        let event = Event { sequence, ending, weight, message, source: unkept.source, at: unkept.at };
+        let content = match unkept.question {
             Some(question) => Content::Question(Box::new(question), event),
             None => Content::Event(event),
         };
-        self.keep(content)
+        match self.keep(content) {
+            Ok(Accepted::Queued) => {
+                log.in_custody.extend(unkept.custody.map(|custody| (sequence, custody)));
+                None
+            }
+            Ok(Accepted::Kept) => {
+                log.refused.push_back(sequence);
+                unkept.custody
+            }
+            // What can't be kept here stays where it came from until it is answered.
+            Err(_) => {
+                log.refused.push_back(sequence);
+                None
+            }
+        }
+    }
+
+    /// Has events kept from now on, and those that nobody has taken yet: a reader that is about to get them may come back
+    /// to another worker, which must know what it has. What comes back need not be held any more.
+    fn begin_to_keep(&self, log: &mut Log) -> Vec<Custody> {
+        let mut durable = Vec::new();
+        if std::mem::replace(&mut log.is_kept, true) || log.is_foreign || log.finished {
+            return durable;
+        }
+        let mut events = std::mem::take(&mut log.events);
+        // What somebody has overheard is nobody's to come back for.
+        let (sent, is_new) = (log.sent_through, |event: &&Logged| event.unkept.is_some() && event.sequence > log.sent_through);
+        let mut next = events.iter().find(is_new).map_or(log.next_sequence, |event| event.sequence);
+        log.settled_through = log.settled_through.min(next.saturating_sub(1));
+        log.refused.clear();
+        for event in &mut events {
+            if let Some(unkept) = event.unkept.take()
+                && event.sequence > sent
+            {
+                // What was dropped meanwhile holds nothing up.
+                log.refused.extend(next..event.sequence);
+                next = event.sequence + 1;
+                durable.extend(self.keep_event(log, event, None, *unkept));
+            }
+        }
+        log.refused.extend(next..log.next_sequence);
+        log.events = events;
+        let settled = log.settled_through;
+        log.settle(settled);
+        durable
     }
 
     /// Hands something to the journal, which takes it in the order in which it is handed over.

@@ -172,7 +172,7 @@ impl Bridge {
     }
 
     async fn deliver(&self, message: Bytes) {
-        if !self.notices.tell(Notice::Message(message)).await {
+        if !self.notices.tell(Notice::message(message)).await {
             Upstreams::count(&self.upstreams.counters.notices_dropped);
         }
     }

@@ -25,7 +25,7 @@ use super::receipt::Receipt;
 use super::slot::Delivery;
 use super::supervision::Lease;
 use super::table::{Owner, Place, Rejoined, Relief, Table, answer_tag_of, tag_of};
-use crate::notice::{Notice, Notices};
+use crate::notice::{Frame, Notice, Notices};
 use crate::server::Server;
 use crate::task::spawn;
 use crate::upstreams::{Destination, Upstreams};
@@ -75,8 +75,8 @@ pub(super) struct Registration {
 /// What goes on behind a frame, outside the table's lock.
 enum Aftermath {
     Nothing,
-    /// For the session's listening stream.
-    Tell(Bytes),
+    /// For the session's listening stream: from the frame of that number.
+    Tell(Bytes, u64),
     /// The same, and the client is to answer. The frame is not dealt with before that is durable.
     Ask(Bytes, u64),
     /// For the child.
@@ -209,6 +209,11 @@ impl Running {
     /// It is on record that the answer to `asked` was forwarded: nobody will ask for it any more.
     pub(super) fn settle_answer(&self, asked: StreamId) {
         self.change(|table| table.settle_answer(asked));
+    }
+
+    /// The questions of earlier workers of which the keeper still knows the answers.
+    pub(super) fn answers_earlier(&self) -> Vec<StreamId> {
+        lock(&self.table).answers_before(self.upstreams.parts.epoch)
     }
 
     pub(super) fn is_initialized(&self) -> bool {
@@ -440,7 +445,7 @@ impl Running {
                     return Aftermath::Nothing;
                 }
                 Owner::Session if scanned.kind == Kind::Request => return Aftermath::Ask(bytes, number),
-                Owner::Session => Aftermath::Tell(bytes),
+                Owner::Session => Aftermath::Tell(bytes, number),
                 Owner::Nobody if table.keep_progress(number, scanned, &bytes) => return Aftermath::Nothing,
                 Owner::Nobody => Aftermath::Nothing,
             },
@@ -483,8 +488,9 @@ impl Running {
                     self.reply(envelope::error_message(Some(id), wire::INTERNAL_ERROR, text, None).into());
                 }
             }
-            Aftermath::Tell(message) => {
-                if !notices.offer(Notice::Message(message)) {
+            Aftermath::Tell(message, number) => {
+                let frame = Some(Frame { child: self.id, number });
+                if !notices.offer(Notice::Message { message, frame }) {
                     Upstreams::count(&self.upstreams.counters.notices_dropped);
                 }
             }

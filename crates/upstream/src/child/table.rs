@@ -179,6 +179,11 @@ impl Table {
         self.answers.contains(&asked)
     }
 
+    /// The questions that workers before `epoch` have asked and of which the keeper still knows the answers.
+    pub(super) fn answers_before(&self, epoch: u64) -> Vec<StreamId> {
+        self.answers.iter().filter(|asked| asked.epoch < epoch).copied().collect()
+    }
+
     /// The keeper has taken the answer to `asked`.
     pub(super) fn note_answer(&mut self, asked: StreamId) {
         self.answers.insert(asked);

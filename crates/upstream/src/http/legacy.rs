@@ -182,8 +182,8 @@ impl Http {
     /// Hands on a message that belongs to no call. Only a request waits for room: answers come over the same stream.
     pub(super) async fn tell_unasked(self: &Arc<Self>, feed: &Arc<Feed>, scanned: &Envelope, message: Bytes) {
         let told = match scanned.kind {
-            Kind::Request => self.notices.tell(Notice::Message(message.clone())).await,
-            Kind::Notification | Kind::Result | Kind::Error => self.notices.offer(Notice::Message(message.clone())),
+            Kind::Request => self.notices.tell(Notice::message(message.clone())).await,
+            Kind::Notification | Kind::Result | Kind::Error => self.notices.offer(Notice::message(message.clone())),
         };
         if told {
             return;

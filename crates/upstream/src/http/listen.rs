@@ -212,7 +212,7 @@ impl Http {
                 tracing::debug!(server = %self.server().name, "a response on the listening stream; skipped")
             }
             Sort::Message => {
-                if self.notices.tell(Notice::Message(message.clone())).await {
+                if self.notices.tell(Notice::message(message.clone())).await {
                     return;
                 }
                 Upstreams::count(&self.upstreams.counters.notices_dropped);

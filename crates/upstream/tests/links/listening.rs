@@ -131,7 +131,7 @@ async fn r7_a_ping_on_the_listening_stream_is_answered_by_the_link() {
     fake.say(None, &json!({"jsonrpc": "2.0", "id": "srv-1", "method": "ping"}));
     let pong = json!({"jsonrpc": "2.0", "id": "srv-1", "result": {}});
     eventually("the pong", || fake.look(|state| state.log.iter().any(|seen| seen.body == pong)).then_some(())).await;
-    assert!(bench.waiting().iter().all(|notice| !matches!(notice, Notice::Message(_))));
+    assert!(bench.waiting().iter().all(|notice| !matches!(notice, Notice::Message { .. })));
 }
 
 #[tokio::test]

@@ -115,7 +115,7 @@ impl Bench {
     /// The next message that the server says unasked.
     pub(crate) async fn message(&mut self) -> Value {
         let message = self.notice(|notice| match notice {
-            Notice::Message(message) | Notice::Question { message, .. } => Some(message),
+            Notice::Message { message, .. } | Notice::Question { message, .. } => Some(message),
             _ => None,
         });
         serde_json::from_slice(&message.await).unwrap()

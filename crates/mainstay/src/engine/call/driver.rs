@@ -323,10 +323,10 @@ impl Driver {
     }
 }
 
-/// Appends a message to a stream that is not the call's own, whose `record` says where the message came from. In this
-/// order: a message may come twice after a crash, and none is missing.
-pub(super) fn place_apart(mut message: Message, stream: &Stream, record: &Stream) {
-    let source = message.source.take();
+/// Appends a message to a stream that is not the call's own, whose `record` says as well where the message came from. In
+/// this order: a message may come twice after a crash, and none is missing.
+pub(super) fn place_apart(message: Message, stream: &Stream, record: &Stream) {
+    let source = message.source.clone();
     stream.push(message);
     if let Some(source) = source {
         record.note(Content::Reached(source));

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use mainstay_store::journal::Weight;
+use mainstay_core::time::Timestamp;
+use mainstay_store::journal::{Question, Source, Weight};
 
 use crate::engine::stream::message::Custody;
 
@@ -43,6 +44,16 @@ pub(super) struct Logged {
     pub(super) last: bool,
     pub(super) weight: Weight,
     pub(super) message: Bytes,
+    /// What the journal is to know besides, of an event that it has not been handed.
+    pub(super) unkept: Option<Box<Unkept>>,
+}
+
+/// What of an event only the journal needs.
+pub(super) struct Unkept {
+    pub(super) source: Option<Source>,
+    pub(super) question: Option<Question>,
+    pub(super) custody: Option<Custody>,
+    pub(super) at: Timestamp,
 }
 
 impl Log {

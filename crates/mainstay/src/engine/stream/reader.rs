@@ -10,8 +10,8 @@ use mainstay_core::wire::sse;
 use mainstay_store::journal::{Content, Ending, Event, Weight};
 use tokio::time::Instant;
 
-use crate::engine::stream::Stream;
 use crate::engine::stream::log::{Log, Logged};
+use crate::engine::stream::{Custody, Stream};
 
 /// One connection's place in a stream.
 pub struct Reader {
@@ -207,7 +207,8 @@ impl Stream {
     /// was sent and has not lived to take comes again then, if somebody waits for it.
     /// `resumed` is the cursor to be primed with, which keeps clients from forgetting it.
     pub fn read(self: &Arc<Self>, after: Option<u64>, resumed: Option<String>) -> Reader {
-        self.log.lock().is_kept = true;
+        let durable = self.begin_to_keep(&mut self.log.lock());
+        durable.iter().for_each(Custody::let_go);
         self.attach(after, resumed)
     }
 

@@ -1,3 +1,6 @@
+use mainstay_store::Place;
+use mainstay_store::keys::Keyring;
+
 use super::*;
 use crate::engine::stream::log::{LOG_BYTES_MAX, LOG_EVENTS_MAX};
 
@@ -160,4 +163,31 @@ async fn e3_a_reader_of_messages_goes_on_where_it_is_and_yields_to_the_next() {
     assert_eq!(second.next_message().await, Some((3, Bytes::from_static(b"3"))));
     assert_eq!(second.next_message().await, None);
     assert!(stream.is_delivered());
+}
+
+#[tokio::test]
+async fn c8_what_a_first_reader_finds_on_a_listening_stream_is_kept_before_it_is_sent() {
+    let (clock, session) = (Clock::system(), SessionKey::from_bytes([1; 32]));
+    let ring = Arc::new(Keyring::ephemeral(&mut |bytes| bytes.fill(1)));
+    let journal = Journal::open(Place::Memory, ring).expect("a journal");
+    let claim = Epoch { counter: 3, nonce: 1 };
+    let journaled = Journaled { journal: journal.clone(), session, claim, clock };
+    let id = StreamId { epoch: 3, number: StreamId::LISTEN };
+    let stream = Stream::new(7, id, None, Some(journaled));
+    for number in 1..=3 {
+        stream.push(Message::passing(Bytes::from_static(b"{}")).from_source(Some(Source::Frame(number))));
+    }
+    let kept = async || {
+        let events = journal.replay(session, id, 0, 9).await.expect("it is there");
+        events.into_iter().map(|event| (event.sequence, event.source)).collect::<Vec<_>>()
+    };
+    assert_eq!(kept().await, [], "nobody listens");
+    let mut reader = stream.read(None, None);
+    let expected = [1, 2, 3].map(|number| (number, Some(Source::Frame(number))));
+    assert_eq!(kept().await, expected);
+    assert!(reader.next().await.is_some(), "primed");
+    assert_eq!(reader.next().await.expect("the events").iter().filter(|byte| **byte == b'{').count(), 3);
+    stream.push(Message::passing(Bytes::from_static(b"{}")));
+    drop(stream.read(None, None));
+    assert_eq!(kept().await.len(), 4, "each once");
 }

@@ -238,3 +238,15 @@ fn r7_of_too_much_progress_the_older_goes_and_no_answer_that_a_client_may_wait_f
         assert!(!place.slot.close().is_empty(), "something of every call is there");
     }
 }
+
+#[test]
+fn r6_answers_to_questions_of_earlier_workers_are_known_until_they_are_settled() {
+    let asked = |epoch, number| StreamId { epoch, number };
+    let tags = [(EPOCH - 2, 1), (EPOCH - 1, 2)].map(|(epoch, number)| answer_tag_of(asked(epoch, number)));
+    let mut table = Table::of(&[&tags[..], &[tag_of(call(EPOCH - 1, 3).stream)]].concat());
+    table.note_answer(asked(EPOCH, 4));
+    assert_eq!(table.answers_before(EPOCH), [asked(EPOCH - 2, 1), asked(EPOCH - 1, 2)]);
+    table.settle_answer(asked(EPOCH - 2, 1));
+    assert_eq!(table.answers_before(EPOCH), [asked(EPOCH - 1, 2)]);
+    assert_eq!(table.acks.flush().calls, [tags[0]]);
+}
