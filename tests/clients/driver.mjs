@@ -64,6 +64,8 @@ class User {
 /** What the server sent of its own accord, and how it is answered. */
 class Inbox {
     notifications = [];
+    /** How many events with an id have come for calls that were begun. */
+    cursors = 0;
     requests = [];
     elicitation = new User({ action: 'decline' });
     sampling = new User({
@@ -145,7 +147,8 @@ class Driver {
         const options = {
             ...(timeout !== undefined && { timeout }),
             // Declared only when wanted: a request carries a progress token exactly then.
-            ...(progress && { onprogress: () => {} })
+            // Where a stream could be resumed is watched beside it; it is what the client itself goes by.
+            ...(progress && { onprogress: () => {}, onresumptiontoken: () => (this.#inbox.cursors += 1) })
         };
         return success(await this.#connected().callTool(params, undefined, options));
     }
@@ -177,8 +180,8 @@ class Driver {
     }
 
     notifications() {
-        const { notifications, requests } = this.#inbox;
-        return { ok: true, notifications, requests };
+        const { notifications, requests, cursors } = this.#inbox;
+        return { ok: true, notifications, requests, cursors };
     }
 
     elicit({ answer }) {

@@ -217,6 +217,16 @@ impl SdkClient {
         answer["notifications"].as_array().cloned().with_context(|| format!("no notifications: {answer}"))
     }
 
+    /// How many events with an id the client has got on the streams of calls that were begun; that a stream was opened
+    /// and each time that it was resumed is one. The TypeScript client of the first generation tells.
+    ///
+    /// # Errors
+    /// If the client does not answer, or does not tell.
+    pub async fn cursors(&mut self) -> Result<u64> {
+        let answer = self.command(json!({"op": "notifications"})).await?;
+        answer["cursors"].as_u64().with_context(|| format!("no count: {answer}"))
+    }
+
     /// The methods of the server's questions so far, in order.
     ///
     /// # Errors

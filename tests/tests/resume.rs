@@ -2,7 +2,7 @@
 //! (R1, R2, R4, R6, C8, AC-03, AC-12).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, Outcome, RawClient, SdkClient, SdkKind, UpH, UpS, wait_until};
+use mainstay_tests::{Gateway, Outcome, RawClient, SdkClient, SdkKind, UpH, UpS, wait_until, within};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -160,9 +160,17 @@ async fn c8_the_typescript_client_gets_the_answer_of_a_long_call_through_three_k
     for server in ["s", "h"] {
         let mut client = SdkClient::open(SdkKind::Ts1, &stand.gateway.url(server)?).await?;
         client.call_start("slow", json!({"ms": 20_000}), "long").await?;
-        for _ in 0..3 {
-            // The client comes back after the `retry` of its stream, which is four seconds.
-            tokio::time::sleep(Duration::from_secs(5)).await;
+        for kill in 0..3_u64 {
+            // Every stream begins with an id: the first, and each that the client came back for, is there by its count.
+            let mut seen = 0;
+            let opened = async {
+                while seen <= kill {
+                    tokio::time::sleep(STEP).await;
+                    seen = client.cursors().await?;
+                }
+                anyhow::Ok(())
+            };
+            within("the client has the call's stream", BOUND, opened).await?;
             stand.gateway.kill_worker().await?;
         }
         let done = client.done("long", 2 * BOUND).await?;
@@ -287,3 +295,40 @@ async fn r1_r2_what_a_listener_missed_over_the_death_of_everything_is_there_when
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn c8_what_a_child_said_just_before_the_kill_comes_once() -> Result<()> {
+    for listens_before in [true, false] {
+        let mut stand = stand().await?;
+        let client = stand.open("s").await?;
+        client.request("resources/subscribe", json!({"uri": "test://static"})).await?.result()?;
+        let touch = async || client.call_through("touch_resource", json!({})).await?.result().map(drop);
+        let mut listening = None;
+        if listens_before {
+            listening = Some(client.get_stream(None).await?);
+        }
+        touch().await?;
+        let mut listening = match listening {
+            Some(listening) => listening,
+            // It waits for its first reader: on record is what that finds.
+            None => client.get_stream(None).await?,
+        };
+        listening.next_event(BOUND).await?.context("primed")?;
+        let event = listening.next_event(BOUND).await?.context("the notification")?;
+        let cursor = event.id.clone().context("an id")?;
+        assert!(event.data.contains("notifications/resources/updated"), "{event:?}");
+        // The keeper gives the child's words again: they are acknowledged a second later at the earliest.
+        stand.gateway.kill_worker().await?;
+        let mut again = client.get_stream(Some(&cursor)).await?;
+        touch().await?;
+        let next = again.next_message(BOUND).await?.context("the second notification")?;
+        assert_eq!(next["method"], "notifications/resources/updated", "{next}");
+        assert_eq!(client.delete().await?, 204);
+        let rest = again.finish(BOUND).await?;
+        assert_eq!(rest.messages.len(), 0, "listening before: {listens_before}; it came again: {rest:?}");
+    }
+    Ok(())
+}
+
+/// How often a client is asked what it has got.
+const STEP: Duration = Duration::from_millis(20);
