@@ -145,10 +145,7 @@ impl Link {
     /// The questions of earlier workers whose answers a child has, as far as the keeper still knows that: they are neither
     /// [settled](Self::settle_answer) here nor were by then.
     pub fn answers_earlier(&self) -> Vec<StreamId> {
-        match &self.0 {
-            Way::Http(_) => Vec::new(),
-            Way::Child(child) => child.answers_earlier(),
-        }
+        self.child().map(|child| child.answers_earlier()).unwrap_or_default()
     }
 
     /// The answer to a call that an earlier worker handed to a child: one that has come, or one still to come (R1a, C8).

@@ -75,11 +75,11 @@ impl Engine {
             if let Some(said) = self.arriving.keep(key, said)
                 && let Some(live) = there()
             {
-                self.hear(&live, said);
+                self.take_said(&live, said);
             }
             return;
         };
-        self.hear(&live, said);
+        self.take_said(&live, said);
     }
 }
 
@@ -87,7 +87,7 @@ impl Arrival {
     /// Puts the session into the table, behind what was said to it on its way.
     pub(crate) fn complete(self, live: &Arc<Live>) {
         self.engine.arriving.end(self.key, |waiting| {
-            waiting.into_iter().for_each(|said| self.engine.hear(live, said));
+            waiting.into_iter().for_each(|said| self.engine.take_said(live, said));
             self.engine.live.insert(self.key, Arc::clone(live));
         });
     }

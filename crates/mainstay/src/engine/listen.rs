@@ -168,7 +168,7 @@ impl Engine {
     }
 
     /// Puts what the server says and belongs to no call on the session's listening stream, unless it is on one already.
-    pub(super) fn hear(self: &Arc<Self>, live: &Arc<Live>, said: Said) {
+    pub(super) fn take_said(self: &Arc<Self>, live: &Arc<Live>, said: Said) {
         match said {
             Said::Message { message, frame } => {
                 let Ok(envelope) = scan(&message) else { return };

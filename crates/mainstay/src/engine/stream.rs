@@ -327,7 +327,8 @@ impl Stream {
         }
         let mut events = std::mem::take(&mut log.events);
         // What somebody has overheard is nobody's to come back for.
-        let (sent, is_new) = (log.sent_through, |event: &&Logged| event.unkept.is_some() && event.sequence > log.sent_through);
+        let (sent, is_new) =
+            (log.sent_through, |event: &&Logged| event.unkept.is_some() && event.sequence > log.sent_through);
         let mut next = events.iter().find(is_new).map_or(log.next_sequence, |event| event.sequence);
         log.settled_through = log.settled_through.min(next.saturating_sub(1));
         log.refused.clear();

@@ -13,8 +13,8 @@ use mainstay_upstream::Ending as LinkEnding;
 
 use crate::engine::Engine;
 use crate::engine::call::take_up::parts_of;
+use crate::engine::listen::forward;
 use crate::engine::live::{InFlight, Live};
-use crate::runtime::spawn;
 
 /// The calls that a leaver has put on record and that are not over.
 pub(crate) struct Recorded(BTreeSet<(SessionKey, StreamId)>);
@@ -95,7 +95,7 @@ impl Engine {
         let Ok(heads) = self.journal.heads(places).await else { return };
         for ((live, call), head) in calls.into_iter().zip(heads) {
             if let Some(head) = head.filter(|head| head.claim != self.epoch) {
-                self.let_be(live, &call, head.ending);
+                self.let_be(live, &call, head.ending).await;
             }
         }
     }
@@ -109,19 +109,15 @@ impl Engine {
 
     /// Another worker has taken the call's stream: what comes for it can't be told any more. One that has ended without
     /// an answer was cancelled.
-    fn let_be(&self, live: &Arc<Live>, call: &InFlight, ending: Option<Ending>) {
+    async fn let_be(&self, live: &Arc<Live>, call: &InFlight, ending: Option<Ending>) {
         tracing::debug!(session = %live.key.session_ref(), "the next worker has taken a call");
         if ending == Some(Ending::Silent) && live.link.is_connection() {
             // Nobody else could tell a server whose session is this worker's connection (R8).
             let id = RoutedId { stream: call.stream, original: call.client_id.clone() };
             let params = [br#"{"requestId":"#.as_slice(), &id.encode(), b"}"].concat();
-            let (live, message) =
-                (Arc::clone(live), Bytes::from(notification_message("notifications/cancelled", Some(&params))));
-            spawn(async move {
-                if let Err(failure) = live.link.send(message).await {
-                    tracing::debug!(session = %live.key.session_ref(), failure = %failure, "a cancellation did not arrive");
-                }
-            });
+            let message = Bytes::from(notification_message("notifications/cancelled", Some(&params)));
+            // Before the call is given up: this worker goes as soon as none is left.
+            forward(live, message).await;
         }
         live.give_up(call.stream);
     }
