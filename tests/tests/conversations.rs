@@ -78,7 +78,7 @@ async fn e3_a_modern_client_lists_and_calls_at_servers_that_keep_sessions() -> R
         assert_eq!(seen, (1..=3).map(|step| (json!(step), json!("t\u{f6}"))).collect::<Vec<_>>());
         assert_eq!(last["result"]["resultType"], "complete");
 
-        for method in ["ping", "initialize", "logging/setLevel", "resources/subscribe", "tasks/get", "no/such"] {
+        for method in ["ping", "initialize", "logging/setLevel", "resources/subscribe", "tasks/list", "no/such"] {
             let (status, refused) = client.request(method, json!({"taskId": "x"})).await?;
             assert_eq!((status, &refused["error"]["code"]), (404, &json!(-32601)), "{method}: {refused}");
         }

@@ -18,6 +18,7 @@ mod decimal;
 pub mod edit;
 pub mod header;
 pub mod hearing;
+pub mod tasks;
 
 /// The revision of the modern era that is spoken here.
 pub const VERSION: &str = "2026-07-28";

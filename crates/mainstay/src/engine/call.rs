@@ -285,5 +285,12 @@ pub(crate) fn refusal_data(refusal: &Refused) -> Vec<u8> {
     data
 }
 
+/// The method of a call that the journal has under this name.
+pub(crate) fn method_of(kept: &str) -> Method {
+    if kept == TASK { Method::ToolsCall } else { Method::of(kept) }
+}
+
 /// What the journal calls a batch's method.
 const BATCH: &str = "batch";
+/// What the journal calls the method of a tool's call that was given out as a task.
+pub(crate) const TASK: &str = "tools/call, a task";

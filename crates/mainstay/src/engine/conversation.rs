@@ -12,6 +12,7 @@ mod course;
 mod hearing;
 mod passage;
 mod rounds;
+mod task;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -35,6 +36,7 @@ pub use self::course::{Course, Landed, Turn};
 use self::hearing::Hearing;
 pub use self::hearing::Listener;
 pub use self::rounds::{Held, Parked};
+pub use self::task::TaskFault;
 use crate::engine::call::Request;
 use crate::engine::listen::shortly;
 use crate::engine::live::{Entry, Live};

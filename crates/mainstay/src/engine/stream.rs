@@ -7,6 +7,7 @@
 mod log;
 mod message;
 mod reader;
+mod survey;
 
 use std::sync::{Arc, Weak};
 
@@ -22,6 +23,7 @@ use tokio::sync::Notify;
 use crate::engine::stream::log::{Log, Logged, Unkept, own};
 pub use crate::engine::stream::message::{Custody, Message};
 pub use crate::engine::stream::reader::{KEEP_ALIVE, RETRY_MS, Reader, STILL_HERE, announce, named};
+pub use crate::engine::stream::survey::Survey;
 use crate::runtime::Clock;
 
 /// A stream of one session.
@@ -113,11 +115,12 @@ impl Stream {
     /// made, before anything else is appended; `last_sequence` is the highest that was ever given.
     pub fn refill(&self, events: Vec<Event>, last_sequence: u64) {
         let mut log = self.log.lock();
-        for Event { sequence, ending, weight, message, .. } in events {
+        for Event { sequence, ending, weight, message, at, .. } in events {
             log.bytes += message.len();
             log.finished |= ending.is_some();
+            log.ending = log.ending.or(ending);
             let last = ending == Some(Ending::Answered);
-            log.events.push_back(Logged { sequence, last, weight, message, unkept: None });
+            log.events.push_back(Logged { sequence, last, weight, at, message, unkept: None });
         }
         log.next_sequence = log.next_sequence.max(last_sequence + 1);
         log.settled_through = log.next_sequence - 1;
@@ -223,7 +226,7 @@ impl Stream {
     /// Ends the stream without a last message; readers see the end of the body.
     pub fn end(&self, ending: Ending) {
         self.note(Content::Ended(ending));
-        self.close();
+        self.close_as(ending);
     }
 
     /// Ends the stream in this worker; what the journal has of it stays as it is.
@@ -270,9 +273,10 @@ impl Stream {
             log.next_sequence += 1;
             log.bytes += bytes.len();
             log.finished = last;
+            log.ending = ending;
             let at = self.journal.as_ref().map_or(Timestamp::from_unix_millis(0), |journaled| journaled.clock.now());
-            let unkept = Unkept { source, question, custody, at };
-            let mut logged = Logged { sequence, last, weight, message: bytes, unkept: None };
+            let unkept = Unkept { source, question, custody };
+            let mut logged = Logged { sequence, last, weight, at, message: bytes, unkept: None };
             let durable = if log.is_kept && !log.is_foreign {
                 self.keep_event(&mut log, &logged, ending, unkept)
             } else {
@@ -295,8 +299,8 @@ impl Stream {
     /// Hands an event to the journal, with the question that it asks. One that is queued may be sent once the journal says
     /// so. What comes back need not be held any more.
     fn keep_event(&self, log: &mut Log, event: &Logged, ending: Option<Ending>, unkept: Unkept) -> Option<Custody> {
-        let (sequence, weight, message) = (event.sequence, event.weight, event.message.clone());
-        let event = Event { sequence, ending, weight, message, source: unkept.source, at: unkept.at };
+        let Logged { sequence, weight, at, ref message, .. } = *event;
+        let event = Event { sequence, ending, weight, message: message.clone(), source: unkept.source, at };
         let content = match unkept.question {
             Some(question) => Content::Question(Box::new(question), event),
             None => Content::Event(event),

@@ -1,6 +1,8 @@
 //! Modern requests to servers that need sessions: checked as those that are passed on, and served through a conversation
 //! (E3).
 
+mod tasks;
+
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use crate::engine::modern::cut_off;
 use crate::engine::stream::{KEEP_ALIVE, STILL_HERE};
 use crate::engine::{Caller, Refused, Served};
 use crate::serve::Front;
+use crate::serve::conversation::tasks::Deed;
 use crate::serve::mcp::take_opening;
 use crate::serve::modern::{self, Fault};
 use crate::serve::reply::{self, Answer};
@@ -46,6 +49,10 @@ pub(super) async fn answer(
     // Nothing that the revision lets a client notify of concerns a legacy server: closing a response is what cancels.
     if request.envelope.kind == Kind::Notification {
         return reply::empty(StatusCode::ACCEPTED);
+    }
+    let method = request.envelope.method_name(&request.message).unwrap_or_default();
+    if let Some(deed) = Deed::of(&method) {
+        return tasks::answer(front, (caller, served), (request, meta), deed).await;
     }
     let serving = match brought {
         Some(Held::Parked(parked)) => go_on(front, (caller, served), (request, meta), parked).await,
@@ -131,7 +138,8 @@ fn not_visited(served: &Served) -> Refused {
 fn checked(headers: &HeaderMap, request: &Request, meta: &Meta) -> Result<(), Fault> {
     modern::checked(headers, request, meta)?;
     let method = request.envelope.method_name(&request.message).unwrap_or_default();
-    let is_unknown = crossing::is_legacy_only(&method) || method.starts_with(TASKS);
+    let no_task = method.starts_with(TASKS) && Deed::of(&method).is_none();
+    let is_unknown = crossing::is_legacy_only(&method) || no_task;
     if request.envelope.kind == Kind::Request && is_unknown {
         return Err(Fault::no_method(format!("there is no method `{method}` here in {}", era::VERSION)));
     }
@@ -274,7 +282,7 @@ const HANDLE_BYTES_MAX: usize = 128;
 /// How long the head of a response waits for what it is to say: the status of a method that the server does not know is
 /// another one, and what has nothing to say but its response needs no stream.
 const FIRST_TURN_MAX: Duration = Duration::from_secs(5);
-/// Methods of the tasks extension.
+/// What the methods of all dialects of tasks begin with.
 const TASKS: &str = "tasks/";
 
 #[cfg(test)]

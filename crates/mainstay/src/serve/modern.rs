@@ -121,6 +121,11 @@ impl Fault {
         Self { status: StatusCode::NOT_FOUND, ..Self::bad(modern::METHOD_NOT_FOUND, text) }
     }
 
+    /// The request needs something that its client does not declare.
+    pub(super) fn missing_capability(text: String, data: Vec<u8>) -> Self {
+        Self { data: Some(data), ..Self::bad(modern::MISSING_CAPABILITY, text) }
+    }
+
     pub(super) fn response(&self, id: &[u8]) -> Response<Answer> {
         let id = (!id.is_empty()).then_some(id);
         reply::json(self.status, error_message(id, self.code, &self.text, self.data.as_deref()).into())

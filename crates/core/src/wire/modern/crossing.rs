@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use super::edit::{self, Change};
+use super::tasks;
 use super::{CLIENT_CAPABILITIES, CLIENT_INFO, INVALID_PARAMS, LOG_LEVEL, METHOD_NOT_FOUND, Meta, PROTOCOL_VERSION};
 use super::{SERVER_INFO, VERSION};
 use crate::wire::envelope::{self, Envelope, Kind, Span};
@@ -90,6 +91,10 @@ pub fn discovery(initialized: &[u8]) -> Vec<u8> {
             slice_of(initialized, &span, edits)
         },
     );
+    // Whatever the server is, the gateway answers for it when a call takes its time.
+    let offers = tasks::offered();
+    let edits = edit::object(&capabilities, &(0..capabilities.len()), &[("extensions", Change::Set(&offers))]);
+    let capabilities = edit::apply(&capabilities, edits);
     let version = envelope::escape(VERSION);
     let mut result = [
         b"{\"resultType\":\"complete\",\"supportedVersions\":[".as_slice(),
@@ -276,12 +281,12 @@ mod tests {
         let read: Value = serde_json::from_slice(&discovery(initialized)).expect("json");
         assert_eq!(
             read,
-            json!({"resultType": "complete", "supportedVersions": [VERSION], "capabilities": {"tools": {"listChanged": true}},
-                "instructions": "do \"x\"", "ttlMs": 0, "cacheScope": "private",
+            json!({"resultType": "complete", "supportedVersions": [VERSION], "capabilities": {
+                "tools": {"listChanged": true}, "extensions": {tasks::EXTENSION: {}}}, "instructions": "do \"x\"", "ttlMs": 0, "cacheScope": "private",
                 "_meta": {SERVER_INFO: {"name": "s", "version": "1"}}})
         );
         let read: Value = serde_json::from_slice(&discovery(b"{}")).expect("json");
-        assert_eq!((&read["capabilities"], read.get("_meta")), (&json!({}), None));
+        assert_eq!((&read["capabilities"], read.get("_meta")), (&json!({"extensions": {tasks::EXTENSION: {}}}), None));
     }
 
     #[test]

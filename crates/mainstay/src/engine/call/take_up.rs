@@ -18,7 +18,7 @@ use mainstay_upstream::{Answer, Call};
 use super::driver::{Driver, Going, Origin, Stage, linger};
 use super::relay::HTTP_SSE;
 use super::setting::Setting;
-use super::{batched, refusal_message, shown, streams_crowded};
+use super::{batched, method_of, refusal_message, shown, streams_crowded};
 use crate::engine::live::{InFlight, Live};
 use crate::engine::stream::{Message, Reader, Stream, named};
 use crate::engine::{Engine, HOLD, Refused};
@@ -85,9 +85,9 @@ impl Engine {
         let journaled = Some(self.journaled(live.key));
         let stream = Stream::continued(live.key.tag(), id, Some(request.clone()), seen, journaled);
         stream.refill(events, last_sequence);
-        if ended {
+        if let Some(ending) = record.as_ref().and_then(|record| record.ending) {
             self.settle_parts(live, id, request);
-            stream.close();
+            stream.close_as(ending);
             return Ok(stream);
         }
         let known = live.keep_once(&stream, self.settings.streams_max).map_err(|_| streams_crowded())?;
@@ -192,8 +192,8 @@ impl Engine {
         stream.copy(events);
         stream.refill(Vec::new(), record.as_ref().map_or(0, |record| record.last_sequence));
         stream.take_over();
-        if record.as_ref().is_some_and(|record| record.ending.is_some()) {
-            stream.close();
+        if let Some(ending) = record.as_ref().and_then(|record| record.ending) {
+            stream.close_as(ending);
             return linger(live, stream, &[]).await;
         }
         self.take_up(live, stream, request, record, &answered);
@@ -254,7 +254,7 @@ impl Engine {
         (kept, known): (Option<&journal::Call>, Option<Source>),
     ) -> Result<Driver, Bytes> {
         let since = kept.map_or_else(|| self.now(), |kept| kept.started_at);
-        let method = kept.map_or(Method::Other, |kept| Method::of(&kept.method));
+        let method = kept.map_or(Method::Other, |kept| method_of(&kept.method));
         let named = kept.and_then(|kept| kept.name.clone());
         let lost = || {
             let why = if number.epoch == self.epoch.counter {

@@ -17,6 +17,7 @@ use mainstay_core::wire::modern::{Meta, crossing};
 
 use super::passage::Passage;
 use super::rounds::{Gathered, Held, Pending, Sealer, key_of, server_info};
+use super::task::Offer;
 use crate::engine::call::{Reply, Request, refusal_data};
 use crate::engine::live::{Entry, Live};
 use crate::engine::modern::GATEWAY_ERROR;
@@ -57,6 +58,8 @@ pub(super) struct Asker {
     /// What the client declares that it can do: raw JSON.
     capabilities: Bytes,
     sealer: Sealer,
+    /// Whether the request may be answered by a task, and when.
+    pub(super) offer: Option<Offer>,
 }
 
 impl Asker {
@@ -71,19 +74,25 @@ impl Asker {
             severity: level.and_then(|level| crossing::severity(&level)),
             capabilities: crossing::capabilities(message, meta).into(),
             sealer: Sealer::of(caller, served, request),
+            offer: Offer::of(caller, served, request, meta),
         }
+    }
+
+    /// The client's own raw id.
+    pub(super) fn id(&self) -> &Bytes {
+        &self.id
     }
 }
 
 /// A request under way. Dropped before its response has come, it cancels the request at the server.
 pub struct Course {
-    asker: Asker,
+    pub(super) asker: Asker,
     /// What the server calls itself: raw JSON.
-    server_info: Option<Bytes>,
+    pub(super) server_info: Option<Bytes>,
     /// The response, if it came at once.
     whole: Option<Bytes>,
-    passage: Passage,
-    gathered: Option<Gathered>,
+    pub(super) passage: Passage,
+    pub(super) gathered: Option<Gathered>,
     /// The client waits: that is use of the session.
     _reading: Reading,
 }
@@ -91,8 +100,8 @@ pub struct Course {
 /// What comes by a call.
 enum Came {
     Message(u64, Bytes),
-    /// Nothing more that would be asked in the same breath.
-    Breath,
+    /// Nothing more that would be asked in the same breath, or nothing for too long.
+    Nothing,
     End,
 }
 
@@ -108,7 +117,15 @@ impl Course {
         loop {
             let (place, message) = match self.incoming().await {
                 Came::Message(place, message) => (place, message),
-                Came::Breath => return Turn::Response(self.come_back_later()),
+                Came::Nothing => {
+                    if let Some(task) = self.become_task().await {
+                        return Turn::Response(task);
+                    }
+                    if self.gathered.is_some() {
+                        return Turn::Response(self.come_back_later());
+                    }
+                    continue;
+                }
                 Came::End => {
                     self.passage.is_open = false;
                     return Turn::Response(self.lost());
@@ -150,11 +167,13 @@ impl Course {
             return Came::Message(0, whole);
         }
         let Some(reader) = self.passage.reader.as_mut() else { return Came::End };
-        let next = match &self.gathered {
+        let gathered = self.gathered.as_ref().map(|gathered| gathered.until);
+        let due = self.asker.offer.as_ref().map(|offer| offer.due);
+        let next = match gathered.into_iter().chain(due).min() {
             None => reader.next_message().await,
-            Some(gathered) => match tokio::time::timeout_at(gathered.until, reader.next_message()).await {
+            Some(until) => match tokio::time::timeout_at(until, reader.next_message()).await {
                 Ok(next) => next,
-                Err(_elapsed) => return Came::Breath,
+                Err(_elapsed) => return Came::Nothing,
             },
         };
         let Some((place, message)) = next else { return Came::End };
@@ -315,7 +334,7 @@ pub(crate) fn refusal(id: &[u8], refused: &Refused) -> Landed {
 }
 
 /// The gateway's own refusal of a call, as a modern client is told it under `id`; `None` if it is the server's answer.
-fn own_refusal(message: &Bytes, envelope: &Envelope, id: &[u8]) -> Option<(Code, Bytes)> {
+pub(super) fn own_refusal(message: &Bytes, envelope: &Envelope, id: &[u8]) -> Option<(Code, Bytes)> {
     let error = envelope.error.as_ref()?;
     let data = member(message, error, "data")?;
     let name = member(message, &data, "mainstay").and_then(|span| unescape(&message[span]))?;

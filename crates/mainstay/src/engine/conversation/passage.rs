@@ -56,6 +56,19 @@ impl Passage {
         parked
     }
 
+    /// Leaves the call to go on by itself: nobody reads it, and nobody's going away cancels it.
+    pub(super) fn leave_to_itself(&mut self) {
+        self.is_open = false;
+        if let Some(reader) = self.reader.take() {
+            reader.into_stream().untake();
+        }
+    }
+
+    /// The raw id under which the call runs.
+    pub(super) fn id(&self) -> &Bytes {
+        &self.id
+    }
+
     /// Answers a question of the server that nobody can be asked.
     pub(super) fn decline(&self, message: &Bytes, envelope: &Envelope) {
         decline(&self.engine, &self.live, message, envelope);

@@ -12,7 +12,7 @@ use mainstay_core::wire::method::Method;
 use mainstay_store::journal::{self, Content, Ending, Entry, Head, StreamRecord};
 
 use crate::engine::call::take_up::{answered_id, parts_of};
-use crate::engine::call::{Setting, refusal_message};
+use crate::engine::call::{Setting, method_of, refusal_message};
 use crate::engine::live::{Flight, InFlight, Live};
 use crate::engine::stream::{Message, Stream};
 use crate::engine::{Engine, Refused};
@@ -81,7 +81,7 @@ impl Engine {
             let shown = InFlight {
                 client_id: original.clone(),
                 stream: number,
-                method: Method::of(&call.method),
+                method: method_of(&call.method),
                 name: call.name.clone().filter(|_| setting.is_none()),
                 setting: None,
                 since: call.started_at,

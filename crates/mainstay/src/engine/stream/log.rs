@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use mainstay_core::time::Timestamp;
-use mainstay_store::journal::{Question, Source, Weight};
+use mainstay_store::journal::{Ending, Question, Source, Weight};
 
 use crate::engine::stream::message::Custody;
 
@@ -32,6 +32,8 @@ pub(super) struct Log {
     pub(super) delivery_told: bool,
     /// Whether another worker goes on with the stream.
     pub(super) is_taken: bool,
+    /// How the stream has ended, if that is known.
+    pub(super) ending: Option<Ending>,
     /// Whether another worker appends to the stream, and what it appends is copied here: nothing goes to the journal.
     pub(super) is_foreign: bool,
     /// Questions that are not known to be durable, by their places.
@@ -43,6 +45,8 @@ pub(super) struct Logged {
     pub(super) sequence: u64,
     pub(super) last: bool,
     pub(super) weight: Weight,
+    /// When it came.
+    pub(super) at: Timestamp,
     pub(super) message: Bytes,
     /// What the journal is to know besides, of an event that it has not been handed.
     pub(super) unkept: Option<Box<Unkept>>,
@@ -53,7 +57,6 @@ pub(super) struct Unkept {
     pub(super) source: Option<Source>,
     pub(super) question: Option<Question>,
     pub(super) custody: Option<Custody>,
-    pub(super) at: Timestamp,
 }
 
 impl Log {
@@ -74,6 +77,7 @@ impl Log {
             is_kept,
             delivery_told: false,
             is_taken: false,
+            ending: None,
             is_foreign: false,
             in_custody: VecDeque::new(),
         }

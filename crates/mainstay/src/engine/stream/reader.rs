@@ -124,6 +124,11 @@ impl Reader {
         self.stream.id
     }
 
+    /// The same, for whoever looks at it without reading on.
+    pub fn into_stream(self) -> Arc<Stream> {
+        self.stream
+    }
+
     /// Resolves once another reader has taken over. Cancel-safe.
     pub async fn displaced(&self) {
         self.stream.until(|log| log.reader != self.generation).await;
