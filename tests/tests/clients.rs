@@ -179,6 +179,14 @@ async fn carried(name: &str, event: Event, known: bool) -> Result<()> {
         client.start("slow", json!({"ms": 4000}), "slow").await?;
     }
     wait_until("all calls run", BOUND, async || server.calls("slow").await.is_ok_and(|calls| calls == CLIENTS)).await?;
+    // A client whose response has not begun has nothing to come back with.
+    let streams = 1 + CALLS.len() as u64;
+    wait_until("each client reads its listening stream and those of its calls", BOUND, async || {
+        let (_, shown) = gateway.admin_get("/api/v1/sessions").await.unwrap_or_default();
+        let sessions = shown["sessions"].as_array().map_or(&[][..], Vec::as_slice);
+        sessions.len() == CLIENTS && sessions.iter().all(|session| session["streams"] == streams)
+    })
+    .await?;
     let stored = gateway.status().await?["sessions"]["stored"].clone();
     let since = Instant::now();
     happen(&mut gateway, event, &config).await?;
