@@ -1,7 +1,7 @@
 //! Stateless clients (2026-07-28) of servers that keep sessions, through conversations of the gateway's own (E3).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, Incoming, SdkClient, SdkKind, StatelessClient, UpH, UpS, wait_until};
+use mainstay_tests::{Gateway, Incoming, SdkClient, SdkKind, StatelessClient, UpH, UpS, wait_until, within};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -487,15 +487,66 @@ async fn e4_a_listened_stream_ends_in_order_and_who_comes_back_hears_that_all_ma
     assert_eq!(last["result"]["resultType"], "complete", "{last}");
     assert!(last["result"]["_meta"][SUBSCRIPTION].is_string(), "{last}");
     stand.gateway.next_worker(before).await?;
-    let mut listening = client.begin("subscriptions/listen", wishes).await?;
-    let mut heard = Vec::new();
-    for _ in 0..3 {
-        heard.push(listening.next_message().await?.context("a message")?["method"].clone());
+    // So does every other client of the conversation, which was not heard of before.
+    let (mut listening, mut other) = (
+        client.begin("subscriptions/listen", wishes.clone()).await?,
+        client.begin("subscriptions/listen", wishes).await?,
+    );
+    for listening in [&mut listening, &mut other] {
+        assert_eq!(heard(listening, 3).await?, [ACKNOWLEDGED, TOOLS_CHANGED, UPDATED]);
     }
-    let expected = ["notifications/subscriptions/acknowledged", "notifications/tools/list_changed", UPDATED];
-    assert_eq!(heard, expected.map(|method| json!(method)));
     let (status, refused) = client.request("subscriptions/listen", json!({})).await?;
     assert_eq!((status, &refused["error"]["code"]), (400, &json!(-32602)), "{refused}");
+    Ok(())
+}
+
+/// The methods of the next messages.
+async fn heard(listening: &mut Incoming, count: usize) -> Result<Vec<String>> {
+    let mut methods = Vec::new();
+    for _ in 0..count {
+        let message = within("a message", BOUND, listening.next_message()).await?.context("a message")?;
+        methods.push(message["method"].as_str().context("a method")?.to_owned());
+    }
+    Ok(methods)
+}
+
+#[tokio::test]
+async fn e4_who_comes_to_listen_is_told_once_what_others_have_heard() -> Result<()> {
+    let stand = Stand::new().await?;
+    let client = stand.client("h")?;
+    let wishes = json!({"notifications": {"toolsListChanged": true, "promptsListChanged": true}});
+    let mut first = client.begin("subscriptions/listen", wishes.clone()).await?;
+    first.next_message().await?.context("an acknowledgement")?;
+    hear_a_change(&stand.up_h, &mut first).await?;
+    let prompts = "notifications/prompts/list_changed";
+    let mut second = client.begin("subscriptions/listen", wishes.clone()).await?;
+    assert_eq!(heard(&mut second, 2).await?, [ACKNOWLEDGED, TOOLS_CHANGED]);
+    // What is no change is nothing to be told later.
+    for (method, params) in [("notifications/message", json!({"level": "error"})), (prompts, json!({}))] {
+        stand.up_h.order("/notify", json!({"method": method, "params": params})).await?;
+    }
+    assert_eq!(heard(&mut second, 1).await?, [prompts]);
+    let mut third = client.begin("subscriptions/listen", wishes).await?;
+    assert_eq!(heard(&mut third, 3).await?, [ACKNOWLEDGED, TOOLS_CHANGED, prompts]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn e4_who_comes_back_after_a_suspension_hears_that_all_may_have_changed() -> Result<()> {
+    let up_h = UpH::start().await?;
+    let config = format!("[session]\nsuspend_after = \"1s\"\n{}offer = \"both\"\n", up_h.toml("h"));
+    let gateway = Gateway::start(&config, &[]).await?;
+    let client = StatelessClient::new(&gateway.url("h")?)?;
+    let wishes = json!({"notifications": {"toolsListChanged": true}});
+    let mut listening = client.begin("subscriptions/listen", wishes.clone()).await?;
+    assert_eq!(heard(&mut listening, 1).await?, [ACKNOWLEDGED]);
+    drop(listening);
+    wait_until("it is suspended", BOUND, async || {
+        gateway.status().await.is_ok_and(|status| status["sessions"]["live"] == 0)
+    })
+    .await?;
+    let mut listening = client.begin("subscriptions/listen", wishes).await?;
+    assert_eq!(heard(&mut listening, 2).await?, [ACKNOWLEDGED, TOOLS_CHANGED]);
     Ok(())
 }
 
@@ -521,6 +572,8 @@ async fn e3_sdk_clients_that_prefer_2026_07_28_find_servers_with_sessions_as_the
 }
 
 const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
+const ACKNOWLEDGED: &str = "notifications/subscriptions/acknowledged";
+const TOOLS_CHANGED: &str = "notifications/tools/list_changed";
 const UPDATED: &str = "notifications/resources/updated";
 const RESOURCE: &str = "test://static";
 /// How long a change that was said may take before it is said again.

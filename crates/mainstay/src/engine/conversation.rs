@@ -204,8 +204,10 @@ impl Engine {
         }
         may_open()?;
         let key = self.open_own(caller, served, wish.params.clone()).await?;
+        let opened = self.live.get(&key).map(|live| Arc::clone(&live));
+        opened.iter().for_each(|live| self.attend_first(live));
         self.conversations.note(wish.mark, key);
-        if let Some(live) = self.live.get(&key).map(|live| Arc::clone(&live)) {
+        if let Some(live) = opened {
             let link = Arc::clone(&live.link);
             shortly(async move { link.confirm().await }).await;
         }

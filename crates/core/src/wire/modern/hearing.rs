@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::SUBSCRIPTION_ID;
-use super::edit::{self, Change};
+use super::edit;
 use crate::wire::envelope::{self, Envelope, Kind, walk};
 
 /// A list that may change.
@@ -44,6 +44,39 @@ impl List {
             Self::Tools => "notifications/tools/list_changed",
             Self::Prompts => "notifications/prompts/list_changed",
             Self::Resources => "notifications/resources/list_changed",
+        }
+    }
+}
+
+/// A change that a server tells of unasked.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Change {
+    /// Of a list.
+    List(List),
+    /// Of a resource, by its address.
+    Resource(Box<str>),
+}
+
+impl Change {
+    /// The one that the server's notification `message` tells of; `None` if it tells of something else.
+    pub fn of(message: &[u8], envelope: &Envelope) -> Option<Self> {
+        let method = envelope.method_name(message).filter(|_| envelope.kind == Kind::Notification)?;
+        if method == UPDATED {
+            let address = envelope.params.as_ref().and_then(|params| envelope::member(message, params, "uri"));
+            let address = address.and_then(|span| envelope::unescape(&message[span])).unwrap_or_default();
+            return Some(Self::Resource(address.into()));
+        }
+        List::ALL.into_iter().find(|list| list.notification() == method).map(Self::List)
+    }
+
+    /// The notification of it.
+    pub fn notification(&self) -> Vec<u8> {
+        match self {
+            Self::List(list) => envelope::notification_message(list.notification(), None),
+            Self::Resource(address) => {
+                let params = [b"{\"uri\":".as_slice(), &envelope::escape(address), b"}"].concat();
+                envelope::notification_message(UPDATED, Some(&params))
+            }
         }
     }
 }
@@ -95,11 +128,11 @@ impl Wanted {
 
     /// The first message of the stream of the request `id`: what it will hear.
     pub fn acknowledgement(&self, id: &[u8]) -> Vec<u8> {
-        let mut changes: Vec<_> = self.lists.iter().map(|list| (list.wish(), Change::Set(b"true"))).collect();
+        let mut changes: Vec<_> = self.lists.iter().map(|list| (list.wish(), edit::Change::Set(b"true"))).collect();
         let addresses: Vec<_> = self.resources.iter().map(|address| envelope::escape(address)).collect();
         let addresses = [b"[".as_slice(), &addresses.join(&b","[..]), b"]"].concat();
         if !self.resources.is_empty() {
-            changes.push((RESOURCES, Change::Set(&addresses)));
+            changes.push((RESOURCES, edit::Change::Set(&addresses)));
         }
         let empty = b"{}";
         let honoured = edit::apply(empty, edit::object(empty, &(0..empty.len()), &changes));
@@ -107,38 +140,28 @@ impl Wanted {
         tagged(&envelope::notification_message("notifications/subscriptions/acknowledged", Some(&params)), id)
     }
 
-    /// Whether the server's notification `message` is for who wants this.
-    pub fn hears(&self, message: &[u8], envelope: &Envelope) -> bool {
-        let Some(method) = envelope.method_name(message).filter(|_| envelope.kind == Kind::Notification) else {
-            return false;
-        };
-        if method == UPDATED {
-            let address = envelope.params.as_ref().and_then(|params| envelope::member(message, params, "uri"));
-            let address = address.and_then(|span| envelope::unescape(&message[span])).unwrap_or_default();
+    /// Whether who wants this is to hear of `change`.
+    pub fn hears(&self, change: &Change) -> bool {
+        match change {
+            Change::List(list) => self.lists.contains(list),
             // A server may name a part of what was subscribed to.
-            let covers = |wanted: &str| {
-                address.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-            };
-            return self.resources.iter().any(|wanted| covers(wanted));
+            Change::Resource(address) => self.resources.iter().any(|wanted| {
+                address.strip_prefix(&**wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            }),
         }
-        self.lists.iter().any(|list| list.notification() == method)
     }
 
-    /// One word of change for everything that is wanted: for who can't know what it has missed.
-    pub fn everything(&self) -> Vec<Vec<u8>> {
-        let lists = self.lists.iter().map(|list| envelope::notification_message(list.notification(), None));
-        let updates = self.resources.iter().map(|address| {
-            let params = [b"{\"uri\":".as_slice(), &envelope::escape(address), b"}"].concat();
-            envelope::notification_message(UPDATED, Some(&params))
-        });
-        lists.chain(updates).collect()
+    /// That everything that is wanted has changed: for who can't know what it has missed.
+    pub fn everything(&self) -> BTreeSet<Change> {
+        let lists = self.lists.iter().copied().map(Change::List);
+        lists.chain(self.resources.iter().cloned().map(Change::Resource)).collect()
     }
 }
 
 /// The notification `message` as one on the stream of the request `id`.
 pub fn tagged(message: &[u8], id: &[u8]) -> Vec<u8> {
     let Ok(envelope) = envelope::scan(message) else { return message.to_vec() };
-    edit::apply(message, edit::request_meta(message, &envelope, &[(SUBSCRIPTION_ID, Change::Set(id))]))
+    edit::apply(message, edit::request_meta(message, &envelope, &[(SUBSCRIPTION_ID, edit::Change::Set(id))]))
 }
 
 /// The result by which the stream of the request `id` ends in order.
@@ -193,13 +216,19 @@ mod tests {
         ] {
             let message = format!(r#"{{"jsonrpc":"2.0","method":"notifications/{method}"{params}}}"#);
             let envelope = envelope::scan(message.as_bytes()).expect("a message");
-            assert_eq!(wanted.hears(message.as_bytes(), &envelope), heard, "{message}");
+            let change = Change::of(message.as_bytes(), &envelope);
+            assert_eq!(change.is_some_and(|change| wanted.hears(&change)), heard, "{message}");
             let read: Value = serde_json::from_slice(&tagged(message.as_bytes(), b"7")).expect("json");
             assert_eq!(read["params"]["_meta"][SUBSCRIPTION_ID], 7);
         }
         let everything = wanted.everything();
         assert_eq!(everything.len(), 2);
-        assert!(everything.iter().all(|message| wanted.hears(message, &envelope::scan(message).expect("a message"))));
+        for change in everything {
+            let message = change.notification();
+            let envelope = envelope::scan(&message).expect("a message");
+            assert!(wanted.hears(&change));
+            assert_eq!(Change::of(&message, &envelope), Some(change));
+        }
         let read: Value = serde_json::from_slice(&end(b"\"i\"")).expect("json");
         assert_eq!(read["result"], json!({"resultType": "complete", "_meta": {SUBSCRIPTION_ID: "i"}}));
     }

@@ -4,6 +4,8 @@
 //! listening stream once, answers questions there, which no modern client can be asked, and passes everything else on to
 //! all who want it. Resources are subscribed to as long as anybody listens for them.
 
+mod past;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 
@@ -11,13 +13,14 @@ use bytes::Bytes;
 use dashmap::Entry as Place;
 use mainstay_core::code::Code;
 use mainstay_core::limit::Limit;
-use mainstay_core::wire::envelope::{Kind, escape, request_message, scan};
+use mainstay_core::wire::envelope::{Envelope, Kind, escape, request_message, scan};
 use mainstay_core::wire::method::Method;
-use mainstay_core::wire::modern::hearing::{Wanted, tagged};
+use mainstay_core::wire::modern::hearing::{Change, Wanted, tagged};
 use mainstay_upstream::Listening;
 use parking_lot::Mutex;
 use tokio::sync::broadcast::{self, error::RecvError};
 
+use self::past::Past;
 use super::passage::decline;
 use crate::engine::call::{Reply, Request};
 use crate::engine::live::{Entry, Live};
@@ -27,29 +30,19 @@ use crate::runtime::spawn;
 /// Who listens in one conversation.
 pub(crate) struct Hearing {
     live: Weak<Live>,
-    said: broadcast::Sender<Bytes>,
+    said: broadcast::Sender<Said>,
     /// How many listen for each resource. Locked while the server is told.
     subscribed: tokio::sync::Mutex<BTreeMap<Box<str>, usize>>,
-    missed: Mutex<Missed>,
-}
-
-/// What was said while nobody listened.
-#[derive(Default)]
-struct Missed {
-    /// Whether it is not known what that was: an earlier worker may have heard it.
-    everything: bool,
-    messages: BTreeSet<Bytes>,
+    past: Mutex<Past>,
 }
 
 impl Hearing {
-    fn new(engine: &Engine, live: &Arc<Live>) -> Self {
-        let opened_at = live.with_session(|session| session.record().opened_at);
-        let missed = Missed { everything: opened_at < engine.clock.started_at(), messages: BTreeSet::new() };
+    fn new(live: &Arc<Live>, past: Past) -> Self {
         Self {
             live: Arc::downgrade(live),
             said: broadcast::channel(QUEUE_MESSAGES_MAX).0,
             subscribed: tokio::sync::Mutex::default(),
-            missed: Mutex::new(missed),
+            past: Mutex::new(past),
         }
     }
 
@@ -57,29 +50,23 @@ impl Hearing {
         self.live.ptr_eq(&Arc::downgrade(live))
     }
 
-    fn say(&self, message: Bytes) {
-        let mut missed = self.missed.lock();
-        if self.said.send(message.clone()).is_ok() {
-            return;
-        }
-        if missed.messages.len() < MISSED_MESSAGES_MAX {
-            missed.messages.insert(message);
-        } else {
-            missed.everything = true;
-        }
+    fn say(&self, message: Bytes, envelope: &Envelope) {
+        let Some(change) = Change::of(&message, envelope) else { return };
+        let mut past = self.past.lock();
+        past.note(change.clone());
+        // Nobody may be there.
+        let _ = self.said.send((change, message));
     }
 
-    /// A place to listen at, and what was said before of what is `wanted`, each word of it once.
-    fn listen(&self, wanted: &Wanted) -> (broadcast::Receiver<Bytes>, VecDeque<Bytes>) {
-        let mut missed = self.missed.lock();
-        let Missed { everything, messages } = std::mem::take(&mut *missed);
-        let missed = match everything {
-            true => wanted.everything().into_iter().map(Bytes::from).collect(),
-            false => messages.into_iter().filter(|message| is_heard(wanted, message)).collect(),
-        };
-        (self.said.subscribe(), missed)
+    /// A place to listen at, and what has changed before of what is `wanted`.
+    fn listen(&self, wanted: &Wanted) -> (broadcast::Receiver<Said>, BTreeSet<Change>) {
+        let past = self.past.lock();
+        (self.said.subscribe(), past.of(wanted))
     }
 }
+
+/// A change, and the words in which its server has told of it.
+type Said = (Change, Bytes);
 
 /// One client that listens. Dropped, it is not there any more.
 pub struct Listener {
@@ -91,7 +78,7 @@ pub struct Listener {
     wanted: Wanted,
     /// What is to be said first.
     first: VecDeque<Bytes>,
-    said: broadcast::Receiver<Bytes>,
+    said: broadcast::Receiver<Said>,
     _listening: Listening,
     _reading: Reading,
 }
@@ -109,12 +96,11 @@ impl Listener {
                 () = self.live.ended.wait() => return None,
             };
             match said {
-                Ok(message) if is_heard(&self.wanted, &message) => return Some(tagged(&message, &self.id).into()),
+                Ok((change, message)) if self.wanted.hears(&change) => return Some(tagged(&message, &self.id).into()),
                 Ok(_) => {}
                 // It did not read for so long that something is lost: it is told that all may have changed.
                 Err(RecvError::Lagged(_)) => {
-                    let all = self.wanted.everything();
-                    self.first.extend(all.iter().map(|message| Bytes::from(tagged(message, &self.id))));
+                    self.tell(self.wanted.everything());
                     if let Some(first) = self.first.pop_front() {
                         return Some(first);
                     }
@@ -124,9 +110,9 @@ impl Listener {
         }
     }
 
-    /// The conversation that it is part of.
-    pub fn live(&self) -> &Arc<Live> {
-        &self.live
+    /// Tells it of `changes` before anything else.
+    fn tell(&mut self, changes: BTreeSet<Change>) {
+        self.first.extend(changes.iter().map(|change| Bytes::from(tagged(&change.notification(), &self.id))));
     }
 }
 
@@ -147,13 +133,23 @@ impl Drop for Listener {
 impl Engine {
     /// Sees to it that somebody reads what the server says unasked in a conversation, for as long as it is in memory.
     pub(super) fn attend(self: &Arc<Self>, live: &Arc<Live>) -> Arc<Hearing> {
+        // It was there before, and somebody may have listened.
+        self.attend_after(live, Past::Unknown)
+    }
+
+    /// As [`attend`](Self::attend), for a conversation that begins now.
+    pub(super) fn attend_first(self: &Arc<Self>, live: &Arc<Live>) {
+        self.attend_after(live, Past::none());
+    }
+
+    fn attend_after(self: &Arc<Self>, live: &Arc<Live>, past: Past) -> Arc<Hearing> {
         let hearings = &self.conversations.hearings;
         if let Some(known) = hearings.get(&live.key)
             && known.is_of(live)
         {
             return Arc::clone(&known);
         }
-        let hearing = Arc::new(Hearing::new(self, live));
+        let hearing = Arc::new(Hearing::new(live, past));
         match hearings.entry(live.key) {
             Place::Occupied(known) if known.get().is_of(live) => return Arc::clone(known.get()),
             Place::Occupied(mut of_earlier_life) => drop(of_earlier_life.insert(Arc::clone(&hearing))),
@@ -171,7 +167,7 @@ impl Engine {
             let Ok(envelope) = scan(&message) else { continue };
             match envelope.kind {
                 Kind::Request => decline(self, live, &message, &envelope),
-                Kind::Notification => hearing.say(message),
+                Kind::Notification => hearing.say(message, &envelope),
                 Kind::Result | Kind::Error => {}
             }
         }
@@ -191,7 +187,7 @@ impl Engine {
         let hearing = self.attend(&live);
         let mut wanted = self.introduced(&live).map_or_else(Wanted::default, |said| wanted.offered_by(&said));
         let resources = std::mem::take(&mut wanted.resources);
-        let (said, missed) = hearing.listen(&Wanted { resources: resources.clone(), ..wanted.clone() });
+        let (said, past) = hearing.listen(&Wanted { resources: resources.clone(), ..wanted.clone() });
         let mut listener = Listener {
             engine: Arc::clone(self),
             _listening: live.link.listen(),
@@ -208,11 +204,9 @@ impl Engine {
                 listener.wanted.resources.insert(resource);
             }
         }
-        let missed = missed.into_iter().filter(|message| is_heard(&listener.wanted, message));
-        let acknowledgement = Bytes::from(listener.wanted.acknowledgement(&listener.id));
-        let first: Vec<_> = missed.map(|message| Bytes::from(tagged(&message, &listener.id))).collect();
-        listener.first.push_back(acknowledgement);
-        listener.first.extend(first);
+        let past = past.into_iter().filter(|change| listener.wanted.hears(change)).collect();
+        listener.first.push_back(listener.wanted.acknowledgement(&listener.id).into());
+        listener.tell(past);
         Ok(listener)
     }
 
@@ -262,13 +256,7 @@ impl Engine {
     }
 }
 
-fn is_heard(wanted: &Wanted, message: &[u8]) -> bool {
-    scan(message).is_ok_and(|envelope| wanted.hears(message, &envelope))
-}
-
 /// What may wait for one who listens and does not read.
 const QUEUE_MESSAGES_MAX: usize = 256;
-/// What is remembered for whoever comes next.
-const MISSED_MESSAGES_MAX: usize = 64;
 /// Resources that one client may listen for at a time.
 const RESOURCES_MAX: usize = 256;
