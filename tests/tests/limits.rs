@@ -2,7 +2,7 @@
 //! is named, and nobody else's session is touched.
 
 use anyhow::{Context as _, Result};
-use mainstay_tests::{Gateway, Outcome, RawClient, UpH};
+use mainstay_tests::{Gateway, Outcome, RawClient, StatelessClient, UpH, wait_until, within};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -154,5 +154,40 @@ async fn s12_head_and_body_have_a_cap_that_is_named() -> Result<()> {
         assert_eq!(refused_total(&gateway, limit).await?, 1);
     }
     client.clone().with_header("x-long", &"x".repeat(7000))?.call("echo", json!({"text": "a"})).await?.result()?;
+    Ok(())
+}
+
+/// What is held while the server opens a session is counted, whatever is asked and whose conversation it is.
+#[tokio::test]
+async fn s12_stateless_requests_are_counted_before_anything_is_waited_for() -> Result<()> {
+    const REQUESTS: &str = "limits.stateless_requests_per_principal";
+    const LISTENS: &str = "limits.listens_per_principal";
+    let up = UpH::start().await?;
+    let limits = "[limits]\nstateless_requests_per_principal = 1\nlistens_per_principal = 1\n";
+    let gateway = Gateway::start(&format!("{limits}{}offer = \"both\"\nera = \"legacy\"\n", up.toml("h")), &[]).await?;
+    let url = gateway.url("h")?;
+    let (listen, named) = (json!({"notifications": {}}), json!({"name": "echo", "taskId": "x"}));
+    up.gap(json!({"kind": "hang", "method": "initialize", "times": "forever"})).await?;
+    for (limit, held, others) in [
+        (REQUESTS, "tools/call", ["tools/call", "server/discover", "tasks/get"].as_slice()),
+        (LISTENS, "subscriptions/listen", ["subscriptions/listen"].as_slice()),
+    ] {
+        let before = up.requests("initialize").await?.len();
+        let params = |method: &str| if method == "subscriptions/listen" { listen.clone() } else { named.clone() };
+        let client = StatelessClient::new(&url)?.with_handle(held);
+        let (method, asked) = (held.to_owned(), params(held));
+        let waiting = tokio::spawn(async move { client.request(&method, asked).await });
+        wait_until("the server to be asked for a session", BOUND, async || {
+            up.requests("initialize").await.is_ok_and(|asked| asked.len() > before)
+        })
+        .await?;
+        for method in others {
+            let other = StatelessClient::new(&url)?.with_handle("another");
+            let (status, refused) = within(method, BOUND, other.request(method, params(method))).await?;
+            assert_eq!((status, &refused["error"]["data"]["limit"]), (429, &json!(limit)), "{method}: {refused}");
+        }
+        assert_eq!(refused_total(&gateway, limit).await?, others.len() as u64);
+        waiting.abort();
+    }
     Ok(())
 }

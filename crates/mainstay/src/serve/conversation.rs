@@ -21,7 +21,7 @@ use mainstay_core::wire::modern::{self as era, Meta, crossing};
 use crate::engine::call::Request;
 use crate::engine::conversation::{Course, Held, Landed, Listener, Parked, Turn, Wish};
 use crate::engine::live::Entry;
-use crate::engine::modern::attendance::{Attending, Stay};
+use crate::engine::modern::attendance::Attending;
 use crate::engine::modern::cut_off;
 use crate::engine::stream::{KEEP_ALIVE, STILL_HERE};
 use crate::engine::{Caller, Refused, Served};
@@ -38,6 +38,7 @@ pub(super) async fn answer(
     (caller, served): (&Caller, &Served),
     headers: &HeaderMap,
     (request, meta): (&Request, &Meta),
+    attending: Attending,
 ) -> Response<Answer> {
     if let Err(fault) = checked(headers, request, meta) {
         return fault.response(&request.id());
@@ -52,22 +53,16 @@ pub(super) async fn answer(
     }
     let method = request.envelope.method_name(&request.message).unwrap_or_default();
     if let Some(deed) = Deed::of(&method) {
-        return tasks::answer(front, (caller, served), (request, meta), deed).await;
+        return tasks::answer(front, (caller, served), (request, meta), deed, attending).await;
     }
     let serving = match brought {
-        Some(Held::Parked(parked)) => go_on(front, (caller, served), (request, meta), parked).await,
+        Some(Held::Parked(parked)) => go_on(front, (caller, served), (request, meta), parked, attending).await,
         Some(Held::Anew) if !has_visited(request) => Err(not_visited(served)),
-        Some(Held::Anew) | None => begin(front, peer, (caller, served), headers, (request, meta)).await,
+        Some(Held::Anew) | None => begin(front, peer, (caller, served), headers, (request, meta), attending).await,
     };
     match serving {
         Ok(response) => response,
-        Err(refused) => {
-            tracing::debug!(server = %served.server.name, code = refused.code.name(), "request refused");
-            if let Some(limit) = refused.limit {
-                front.engine.metrics.refused(limit);
-            }
-            modern::failure(&refused, &request.id())
-        }
+        Err(refused) => modern::refuse(front, served, &refused, &request.id()),
     }
 }
 
@@ -77,8 +72,8 @@ async fn go_on(
     (caller, served): (&Caller, &Served),
     (request, meta): (&Request, &Meta),
     parked: Parked,
+    attending: Attending,
 ) -> Result<Response<Answer>, Refused> {
-    let attending = front.engine.attendance.enter(&caller.principal, Stay::Request)?;
     let course = front.engine.travel_on(caller, served, (request, meta), parked).await?;
     Ok(respond(front, course, attending).await)
 }
@@ -89,6 +84,7 @@ async fn begin(
     (caller, served): (&Caller, &Served),
     headers: &HeaderMap,
     (request, meta): (&Request, &Meta),
+    attending: Attending,
 ) -> Result<Response<Answer>, Refused> {
     let wish = Wish::of(caller, served, handle(headers)?, request, meta);
     let engine = &front.engine;
@@ -98,10 +94,9 @@ async fn begin(
     if request.method == Method::Discover {
         return discover(front, &entry, request);
     }
-    if is_listen(request) {
-        return listen(front, caller, &entry, request).await;
+    if modern::is_listen(request) {
+        return listen(front, &entry, request, attending).await;
     }
-    let attending = engine.attendance.enter(&caller.principal, Stay::Request)?;
     let course = engine.travel((caller, served), &entry, (request, meta)).await?;
     drop(entry);
     Ok(respond(front, course, attending).await)
@@ -170,22 +165,17 @@ fn discover(front: &Arc<Front>, entry: &Entry, request: &Request) -> Result<Resp
     Ok(reply::json(StatusCode::OK, message.into()))
 }
 
-fn is_listen(request: &Request) -> bool {
-    request.envelope.method_name(&request.message).is_some_and(|method| method == modern::LISTEN)
-}
-
 /// A stream of what the server says unasked, as long as both sides want.
 async fn listen(
     front: &Arc<Front>,
-    caller: &Caller,
     entry: &Entry,
     request: &Request,
+    attending: Attending,
 ) -> Result<Response<Answer>, Refused> {
     let Some(wanted) = Wanted::of(&request.message, &request.envelope) else {
         let fault = Fault::bad(era::INVALID_PARAMS, "`params.notifications` is not an object".to_owned());
         return Ok(fault.response(&request.id()));
     };
-    let attending = front.engine.attendance.enter(&caller.principal, Stay::Listen)?;
     let listener = front.engine.listen_in(entry, request.id(), wanted).await?;
     let engine = Arc::clone(&front.engine);
     let end = Box::pin(async move { engine.stopped().await });

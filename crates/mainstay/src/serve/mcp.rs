@@ -156,15 +156,21 @@ async fn post(
     let served = served?;
     if let Some((only, meta)) = modern::recognise(&posted, &head.headers) {
         let parts = (only, &meta);
+        // Counted before anything is waited for: what is held here is not without a bound.
+        let attending = match front.engine.attendance.enter(&caller.principal, modern::stay(only)) {
+            Ok(attending) => attending,
+            Err(refused) => return Ok(modern::refuse(front, served, &refused, &only.id())),
+        };
         match front.engine.modern_service(served).await {
             Service::Not => {}
             Service::PassedOn => {
                 here(front)?;
-                return Ok(modern::answer(front, (&caller, served), &head.headers, parts).await);
+                return Ok(modern::answer(front, (&caller, served), &head.headers, parts, attending).await);
             }
             Service::InConversation => {
                 here(front)?;
-                return Ok(conversation::answer(front, peer, (&caller, served), &head.headers, parts).await);
+                let who = (&caller, served);
+                return Ok(conversation::answer(front, peer, who, &head.headers, parts, attending).await);
             }
         }
     }

@@ -49,26 +49,31 @@ pub(super) fn recognise<'a>(posted: &'a Posted, headers: &HeaderMap) -> Option<(
     (meta.is_modern() || announced).then_some((only, meta))
 }
 
+/// As what a modern `request` is counted.
+pub(super) fn stay(request: &Request) -> Stay {
+    if is_listen(request) { Stay::Listen } else { Stay::Request }
+}
+
+pub(super) fn is_listen(request: &Request) -> bool {
+    request.envelope.method_name(&request.message).is_some_and(|method| method == LISTEN)
+}
+
 /// Answers a modern `request` to the server of `served`. Whatever is wrong with it is an answer, too.
 pub(super) async fn answer(
     front: &Arc<Front>,
     (caller, served): (&Caller, &Served),
     headers: &HeaderMap,
     (request, meta): (&Request, &Meta),
+    attending: Attending,
 ) -> Response<Answer> {
     let began = Instant::now();
     let round = Round::of(caller, served, request);
     let checked = checked(headers, request, meta).and_then(|stateless| opened(front, round.as_ref(), stateless));
     let (response, outcome) = match checked {
         Err(fault) => (fault.response(&request.id()), Some(Code::RequestInvalid)),
-        Ok(stateless) => match passed_on(front, (caller, served), (request, round), &stateless).await {
+        Ok(stateless) => match passed_on(front, served, (request, round), &stateless, attending).await {
             Ok(response) => (response, None),
-            Err(refused) => {
-                if let Some(limit) = refused.limit {
-                    front.engine.metrics.refused(limit);
-                }
-                (failure(&refused, &request.id()), Some(refused.code))
-            }
+            Err(refused) => (refuse(front, served, &refused, &request.id()), Some(refused.code)),
         },
     };
     front.engine.metrics.call(&served.server.name, request.method, began.elapsed(), outcome);
@@ -86,12 +91,11 @@ fn opened(front: &Front, round: Option<&Round>, stateless: Stateless) -> Result<
 /// What the server of `served` says to the request that `stateless` was made of.
 async fn passed_on(
     front: &Arc<Front>,
-    (caller, served): (&Caller, &Served),
+    served: &Served,
     (request, round): (&Request, Option<Round>),
     stateless: &Stateless,
+    attending: Attending,
 ) -> Result<Response<Answer>, Refused> {
-    let stay = if stateless.listens { Stay::Listen } else { Stay::Request };
-    let attending = front.engine.attendance.enter(&caller.principal, stay)?;
     let counted = (served.stateless.enter(), attending);
     Ok(match front.engine.forward(served, stateless).await? {
         Forwarded::Accepted => reply::empty(StatusCode::ACCEPTED),
@@ -154,8 +158,8 @@ pub(super) fn checked(headers: &HeaderMap, request: &Request, meta: &Meta) -> Re
         let text = format!("`initialize` does not exist in {}", modern::VERSION);
         return Err(Fault::no_method(text));
     }
-    let listens = envelope.method_name(message).is_some_and(|method| method == LISTEN);
-    Ok(Stateless { message: message.clone(), method: request.method, params: params(headers)?, listens })
+    let (message, listens) = (message.clone(), is_listen(request));
+    Ok(Stateless { message, method: request.method, params: params(headers)?, listens })
 }
 
 fn field<'a>(headers: &'a HeaderMap, name: &str) -> Field<'a> {
@@ -182,6 +186,15 @@ pub(super) fn whole(status: u16, message: Bytes) -> Response<Answer> {
 /// client.
 pub(super) fn failure(refused: &Refused, id: &[u8]) -> Response<Answer> {
     failed(refused.code, refused.retry_after, failure_message(refused, id))
+}
+
+/// As [`failure`], noted for the operator.
+pub(super) fn refuse(front: &Front, served: &Served, refused: &Refused, id: &[u8]) -> Response<Answer> {
+    tracing::debug!(server = %served.server.name, code = refused.code.name(), "stateless request refused");
+    if let Some(limit) = refused.limit {
+        front.engine.metrics.refused(limit);
+    }
+    failure(refused, id)
 }
 
 /// As [`failure`], of a message that is there already.
@@ -228,7 +241,7 @@ impl Relaying {
         (request, round, relay): (&Request, Option<Round>, Relay),
         (counted, attending): (Counted, Attending),
     ) -> Self {
-        let listens = request.envelope.method_name(&request.message).is_some_and(|method| method == LISTEN);
+        let listens = is_listen(request);
         let engine = Arc::clone(&front.engine);
         let end = Box::pin(async move { if listens { engine.stopped().await } else { engine.closing().await } });
         Self {
@@ -304,7 +317,7 @@ pub(super) fn event(message: &[u8]) -> Bytes {
 }
 
 /// The method whose answer is a stream that stays open.
-pub(super) const LISTEN: &str = "subscriptions/listen";
+const LISTEN: &str = "subscriptions/listen";
 /// What an event has besides its message.
 const EVENT_FIELDS_BYTES: usize = 16;
 

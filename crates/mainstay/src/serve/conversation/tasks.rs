@@ -8,6 +8,7 @@ use mainstay_core::wire::modern::{INVALID_PARAMS, Meta, tasks};
 
 use crate::engine::call::Request;
 use crate::engine::conversation::TaskFault;
+use crate::engine::modern::attendance::Attending;
 use crate::engine::{Caller, Served};
 use crate::serve::Front;
 use crate::serve::modern::{self, Fault};
@@ -39,6 +40,7 @@ pub(super) async fn answer(
     (caller, served): (&Caller, &Served),
     (request, meta): (&Request, &Meta),
     deed: Deed,
+    _attending: Attending,
 ) -> Response<Answer> {
     let id = request.id();
     if !tasks::is_declared(&request.message, meta) {
@@ -56,10 +58,7 @@ pub(super) async fn answer(
     };
     match done {
         Ok(message) => reply::json(StatusCode::OK, message),
-        Err(TaskFault::Refused(refused)) => {
-            tracing::debug!(server = %served.server.name, code = refused.code.name(), "request about a task refused");
-            modern::failure(&refused, &id)
-        }
+        Err(TaskFault::Refused(refused)) => modern::refuse(front, served, &refused, &id),
         Err(fault @ TaskFault::Unknown(_)) => {
             reply::json(StatusCode::OK, error_message(Some(&id), INVALID_PARAMS, &fault.to_string(), None).into())
         }
