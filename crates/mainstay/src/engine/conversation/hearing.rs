@@ -5,24 +5,24 @@
 //! all who want it. Resources are subscribed to as long as anybody listens for them.
 
 mod past;
+mod subscriptions;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use dashmap::Entry as Place;
 use mainstay_core::code::Code;
 use mainstay_core::limit::Limit;
-use mainstay_core::wire::envelope::{Envelope, Kind, escape, request_message, scan};
-use mainstay_core::wire::method::Method;
+use mainstay_core::wire::envelope::{Envelope, Kind, scan};
 use mainstay_core::wire::modern::hearing::{Change, Wanted, tagged};
 use mainstay_upstream::Listening;
 use parking_lot::Mutex;
 use tokio::sync::broadcast::{self, error::RecvError};
 
 use self::past::Past;
+use self::subscriptions::Subscriptions;
 use super::passage::decline;
-use crate::engine::call::{Reply, Request};
 use crate::engine::live::{Entry, Live};
 use crate::engine::{Engine, Reading, Refused};
 use crate::runtime::spawn;
@@ -31,8 +31,7 @@ use crate::runtime::spawn;
 pub(crate) struct Hearing {
     live: Weak<Live>,
     said: broadcast::Sender<Said>,
-    /// How many listen for each resource. Locked while the server is told.
-    subscribed: tokio::sync::Mutex<BTreeMap<Box<str>, usize>>,
+    subscriptions: Subscriptions,
     past: Mutex<Past>,
 }
 
@@ -41,7 +40,7 @@ impl Hearing {
         Self {
             live: Arc::downgrade(live),
             said: broadcast::channel(QUEUE_MESSAGES_MAX).0,
-            subscribed: tokio::sync::Mutex::default(),
+            subscriptions: Subscriptions::default(),
             past: Mutex::new(past),
         }
     }
@@ -110,6 +109,12 @@ impl Listener {
         }
     }
 
+    /// It will not hear of `resource`.
+    fn want_no_more(&mut self, resource: Box<str>) {
+        self.wanted.resources.remove(&resource);
+        self.hearing.subscriptions.let_go(&BTreeSet::from([resource]));
+    }
+
     /// Tells it of `changes` before anything else.
     fn tell(&mut self, changes: BTreeSet<Change>) {
         self.first.extend(changes.iter().map(|change| Bytes::from(tagged(&change.notification(), &self.id))));
@@ -118,14 +123,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let (engine, live, hearing) = (Arc::clone(&self.engine), Arc::clone(&self.live), Arc::clone(&self.hearing));
-        let resources = std::mem::take(&mut self.wanted.resources);
-        if !resources.is_empty() {
-            spawn(async move {
-                for resource in resources {
-                    engine.unsubscribe(&live, &hearing, &resource).await;
-                }
-            });
+        if self.hearing.subscriptions.let_go(&self.wanted.resources) {
+            self.engine.sweep_soon(&self.live, &self.hearing);
         }
     }
 }
@@ -155,6 +154,8 @@ impl Engine {
             Place::Occupied(mut of_earlier_life) => drop(of_earlier_life.insert(Arc::clone(&hearing))),
             Place::Vacant(place) => drop(place.insert(Arc::clone(&hearing))),
         }
+        // Those who wanted what an earlier life of it was subscribed to may never come back.
+        self.sweep_soon(live, &hearing);
         let (engine, live, heard) = (Arc::clone(self), Arc::clone(live), Arc::clone(&hearing));
         spawn(async move { engine.hear(&live, &heard).await });
         hearing
@@ -185,9 +186,9 @@ impl Engine {
         }
         let live = Arc::clone(entry);
         let hearing = self.attend(&live);
-        let mut wanted = self.introduced(&live).map_or_else(Wanted::default, |said| wanted.offered_by(&said));
-        let resources = std::mem::take(&mut wanted.resources);
-        let (said, past) = hearing.listen(&Wanted { resources: resources.clone(), ..wanted.clone() });
+        let wanted = self.introduced(&live).map_or_else(Wanted::default, |said| wanted.offered_by(&said));
+        hearing.subscriptions.want(&wanted.resources);
+        let (said, mut past) = hearing.listen(&wanted);
         let mut listener = Listener {
             engine: Arc::clone(self),
             _listening: live.link.listen(),
@@ -199,60 +200,16 @@ impl Engine {
             first: VecDeque::new(),
             said,
         };
-        for resource in resources {
-            if self.subscribe(&listener.live, &listener.hearing, &resource).await {
-                listener.wanted.resources.insert(resource);
+        for resource in listener.wanted.resources.clone() {
+            match self.subscribe(&listener.live, &listener.hearing, &resource).await {
+                Some(missed) => past.extend(missed),
+                None => listener.want_no_more(resource),
             }
         }
-        let past = past.into_iter().filter(|change| listener.wanted.hears(change)).collect();
+        past.retain(|change| listener.wanted.hears(change));
         listener.first.push_back(listener.wanted.acknowledgement(&listener.id).into());
         listener.tell(past);
         Ok(listener)
-    }
-
-    /// Counts one who listens for `resource`, and subscribes to it for the first one. `false` if the server refuses.
-    async fn subscribe(self: &Arc<Self>, live: &Arc<Live>, hearing: &Arc<Hearing>, resource: &str) -> bool {
-        let (engine, live, hearing) = (Arc::clone(self), Arc::clone(live), Arc::clone(hearing));
-        let resource: Box<str> = resource.into();
-        // Once begun it goes on: what the server agrees to must be counted.
-        let subscribing = spawn(async move {
-            let mut subscribed = hearing.subscribed.lock().await;
-            if let Some(count) = subscribed.get_mut(&resource) {
-                *count += 1;
-                return true;
-            }
-            let agreed = engine.settle_with_server(&live, Method::Subscribe, &resource).await;
-            if agreed {
-                subscribed.insert(resource, 1);
-            }
-            agreed
-        });
-        subscribing.await.unwrap_or(false)
-    }
-
-    async fn unsubscribe(self: &Arc<Self>, live: &Arc<Live>, hearing: &Hearing, resource: &str) {
-        let mut subscribed = hearing.subscribed.lock().await;
-        match subscribed.get_mut(resource) {
-            Some(count) if *count > 1 => *count -= 1,
-            Some(_) => {
-                subscribed.remove(resource);
-                if !live.ended.is_set() && !self.has_left() {
-                    self.settle_with_server(live, Method::Unsubscribe, resource).await;
-                }
-            }
-            None => {}
-        }
-    }
-
-    /// Makes a request of the gateway's own about `resource`. Whether the server agrees.
-    async fn settle_with_server(self: &Arc<Self>, live: &Arc<Live>, method: Method, resource: &str) -> bool {
-        let params = [b"{\"uri\":".as_slice(), &escape(resource), b"}"].concat();
-        let message = Bytes::from(request_message(&self.own_id(), method.as_str(), Some(&params)));
-        let Ok(envelope) = scan(&message) else { return false };
-        match self.request(live, Request { message, envelope, method }).await {
-            Ok(Reply::Json(answer)) => scan(&answer).is_ok_and(|answer| answer.kind == Kind::Result),
-            Ok(Reply::Stream(_)) | Err(_) => false,
-        }
     }
 }
 
