@@ -20,7 +20,7 @@ use crate::parts::{children, creation, fast, outages, stored, streams};
 use crate::plan::Plan;
 use crate::report::{Report, between_markers, markdown};
 use crate::stand::Stand;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use mainstay_tests::flags::Flags;
 use serde_json::json;
 use std::io::Write as _;
@@ -44,12 +44,17 @@ fn main() -> ExitCode {
 }
 
 fn command(arguments: &[String]) -> Result<()> {
-    let flags = Flags::read(arguments.to_vec(), &["quick", "smoke"], &["out", "readme"]).map_err(anyhow::Error::msg)?;
+    let flags =
+        Flags::read(arguments.to_vec(), &["quick", "smoke"], &["only", "out", "readme"]).map_err(anyhow::Error::msg)?;
     let plan = match (flags.has("smoke"), flags.has("quick")) {
         (true, _) => Plan::smoke(),
         (false, true) => Plan::quick(),
         (false, false) => Plan::full(),
     };
+    let only = flags.value("only");
+    if let Some(unknown) = only.filter(|name| !PARTS.contains(name)) {
+        bail!("there is no part `{unknown}`; the parts are {}", PARTS.join(", "));
+    }
     let out = flags.value("out").map_or_else(|| PathBuf::from("target/bench"), PathBuf::from);
     // Told before anything is measured if it can't be written afterwards.
     let readme = flags.value("readme").map(PathBuf::from);
@@ -57,7 +62,7 @@ fn command(arguments: &[String]) -> Result<()> {
     document.as_deref().map(|document| between_markers(document, "")).transpose()?;
     mainstay_tests::mainstay()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let report = runtime.block_on(run(&plan))?;
+    let report = runtime.block_on(run(&plan, only))?;
     report.write(&out)?;
     if let Some((readme, document)) = readme.zip(document) {
         let plot = format!("![Throughput, relative to the pass-through]({}/throughput.svg)", out.display());
@@ -68,28 +73,50 @@ fn command(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-async fn run(plan: &Plan) -> Result<Report> {
+/// Measures all parts, or the one named `only`.
+async fn run(plan: &Plan, only: Option<&str>) -> Result<Report> {
     let started = Instant::now();
     let machine = machine::facts();
-    let stand = Stand::start().await?;
-    say("fast calls");
-    let fast = fast::run(plan, &stand).await?;
-    say("children");
-    let (of_children, children) = children::run(plan, &stand).await?;
-    drop(stand);
-    say("streamed calls");
-    let (of_streams, streams) = streams::run(plan).await?;
-    say("durable creations");
-    let (of_creation, creation) = creation::run(plan).await?;
-    say("many sessions");
-    let (of_stored, stored) = stored::run(plan).await?;
-    say("kills and upgrades");
-    let (of_outages, outages) = outages::run(plan).await?;
-    let rows = [fast.rows, of_stored, of_outages, of_creation, of_streams, of_children].concat();
-    let parts = json!({"fast_calls": fast.json, "children": children, "streams": streams, "creation": creation,
-        "sessions": stored, "outages": outages});
+    let wanted = |part: &'static str| {
+        let wanted = only.is_none_or(|only| only == part);
+        if wanted {
+            say(part);
+        }
+        wanted
+    };
+    let (mut rows, mut bars, mut parts) = (Vec::new(), Vec::new(), json!({}));
+    let mut of_children = Vec::new();
+    if only.is_none_or(|only| [FAST, CHILDREN].contains(&only)) {
+        let stand = Stand::start().await?;
+        if wanted(FAST) {
+            let fast = fast::run(plan, &stand).await?;
+            (rows, bars, parts[FAST]) = (fast.rows, fast.bars, fast.json);
+        }
+        if wanted(CHILDREN) {
+            (of_children, parts[CHILDREN]) = children::run(plan, &stand).await?;
+        }
+    }
+    let mut of_streams = Vec::new();
+    if wanted(STREAMS) {
+        (of_streams, parts[STREAMS]) = streams::run(plan).await?;
+    }
+    let mut of_creation = Vec::new();
+    if wanted(CREATION) {
+        (of_creation, parts[CREATION]) = creation::run(plan).await?;
+    }
+    if wanted(SESSIONS) {
+        let (of_sessions, figures) = stored::run(plan).await?;
+        rows.extend(of_sessions);
+        parts[SESSIONS] = figures;
+    }
+    if wanted(OUTAGES) {
+        let (of_outages, figures) = outages::run(plan).await?;
+        rows.extend(of_outages);
+        parts[OUTAGES] = figures;
+    }
+    rows.extend([of_creation, of_streams, of_children].concat());
     let took_s = started.elapsed().as_secs_f64();
-    Ok(Report { plan: plan.name, machine, rows, bars: fast.bars, parts, took_s })
+    Ok(Report { plan: plan.name, machine, rows, bars, parts, took_s })
 }
 
 /// Tells a person what goes on.
@@ -97,4 +124,13 @@ fn say(line: &str) {
     let _nobody_reads = writeln!(std::io::stdout(), "{line}");
 }
 
-const USAGE: &str = "usage: mainstay-bench [--quick | --smoke] [--out DIR] [--readme FILE]";
+const USAGE: &str = "usage: mainstay-bench [--quick | --smoke] [--only PART] [--out DIR] [--readme FILE]";
+
+/// The parts, as `--only` and the results name them.
+const PARTS: [&str; 6] = [FAST, CHILDREN, STREAMS, CREATION, SESSIONS, OUTAGES];
+const FAST: &str = "fast_calls";
+const CHILDREN: &str = "children";
+const STREAMS: &str = "streams";
+const CREATION: &str = "creation";
+const SESSIONS: &str = "sessions";
+const OUTAGES: &str = "outages";

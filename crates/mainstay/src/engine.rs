@@ -62,6 +62,7 @@ use crate::engine::questions::Forwarding;
 use crate::engine::stream::Journaled;
 use crate::engine::tally::Tally;
 use crate::runtime::Clock;
+use crate::runtime::beat::Beat;
 use crate::telemetry::metrics::Metrics;
 
 /// What the operator's configuration says about sessions.
@@ -127,6 +128,8 @@ pub struct Engine {
     pub(crate) openings: Tally,
     /// Requests that wait for the answer of an HTTP server.
     pub(crate) outstaying: Tally,
+    /// Kept while there are calls.
+    pub(crate) beat: Beat,
     /// Earlier workers that stay for calls.
     pub(crate) leavers: Leavers,
     /// Calls to whose change of a setting the server has agreed while this worker gives way.
@@ -264,6 +267,7 @@ impl Engine {
             conversations: Register::default(),
             openings: Tally::default(),
             outstaying: Tally::default(),
+            beat: Beat::default(),
             leavers: parts.leavers,
             agreed: Mutex::default(),
             forwarding: Forwarding::default(),

@@ -5,3 +5,6 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     mainstay::cli::main()
 }
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

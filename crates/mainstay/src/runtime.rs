@@ -2,6 +2,7 @@
 //!
 //! Everything else in the crate takes instants and random bytes as arguments, or asks these types for them.
 
+pub mod beat;
 pub mod build;
 
 use std::future::Future;

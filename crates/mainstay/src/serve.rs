@@ -12,6 +12,7 @@ pub mod mcp;
 mod modern;
 pub mod rate;
 pub mod reply;
+mod turn;
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -148,10 +149,10 @@ async fn route(front: Arc<Front>, peer: IpAddr, request: http::Request<Incoming>
         "/readyz" => reply::health(front.engine.is_ready()),
         path => match path.strip_prefix("/mcp/").map(str::to_owned) {
             Some(path) => match path.strip_suffix("/sse") {
-                Some(server) => legacy::serve(&front, peer, server, request).await,
+                Some(server) => Box::pin(legacy::serve(&front, peer, server, request)).await,
                 None => mcp::serve(&front, peer, &path, request).await,
             },
-            None => mcp::nowhere(&front, request.headers()).await,
+            None => Box::pin(mcp::nowhere(&front, request.headers())).await,
         },
     }
 }

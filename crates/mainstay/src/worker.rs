@@ -81,6 +81,8 @@ async fn serve(file: Option<PathBuf>) -> anyhow::Result<()> {
 
     let mut vital = reconcile::start(&engine);
     vital.push(spawn(listen::attend(Arc::clone(&engine), notices)));
+    let beating = Arc::clone(&engine);
+    vital.push(spawn(async move { beating.beat.run().await }));
     let token = std::fs::read_to_string(config.admin_token_file()).context("reading the admin token")?;
     let stopping = Arc::clone(&engine);
     let administered = spawn(admin::serve(admin_listener, Arc::clone(&engine), token.trim().into(), async move {

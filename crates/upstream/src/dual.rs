@@ -123,10 +123,12 @@ impl Dual {
             let outcome = match &way {
                 Way::Http(http) => http.noted(http.call(call.clone()).await),
                 Way::Child(child) => child.call(call.clone()).await,
-                Way::Modern(bridge) => bridge.noted(bridge.call(call.clone()).await),
+                Way::Modern(bridge) => bridge.noted(Box::pin(bridge.call(call.clone())).await),
             };
             match outcome {
-                Err(failure) if turns < TURNS_MAX && way.has_not_sent(&failure) && self.turn(&way, &failure).await => {
+                Err(failure)
+                    if turns < TURNS_MAX && way.has_not_sent(&failure) && Box::pin(self.turn(&way, &failure)).await =>
+                {
                     turns += 1;
                 }
                 outcome => return outcome,

@@ -250,7 +250,7 @@ impl Http {
                 HttpStream::waiting(Arc::clone(self), call, tries, waiting, session)
             }
         };
-        match stream.next().await? {
+        match Box::pin(stream.next()).await? {
             Incoming::Response(response) => Ok(Answer::Whole(response)),
             incoming @ (Incoming::Message(_) | Incoming::Reached) => {
                 stream.put_back(incoming);
@@ -276,7 +276,9 @@ impl Http {
             let session = self.session().await?;
             match self.attempt(&session, call).await {
                 Step::Done(dispatched) => return Ok(dispatched),
-                Step::SessionLost { reason, executed } => self.lost(&session, reason, executed, call, tries).await?,
+                Step::SessionLost { reason, executed } => {
+                    Box::pin(self.lost(&session, reason, executed, call, tries)).await?;
+                }
                 Step::NotExecuted(cause) => {
                     if !tries.wait(patience).await {
                         return Err(self.unreachable(cause));

@@ -41,6 +41,7 @@ mod link;
 mod modern;
 mod notice;
 mod pending;
+mod pool;
 mod server;
 mod settle;
 mod task;

@@ -13,8 +13,9 @@ use tokio::time::timeout;
 use crate::dialect::{self, Seen, Verdict};
 use crate::handshake::has_version_header;
 use crate::http::{PROTOCOL_VERSION, SESSION_ID};
+use crate::pool::{Outgoing, SendError};
 use crate::server::Server;
-use crate::upstreams::{SendError, Upstreams, configured_headers};
+use crate::upstreams::{Upstreams, configured_headers};
 
 /// What became of an owed delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,8 +74,8 @@ pub async fn settle(upstreams: &Upstreams, server: Option<&Arc<Server>>, owed: &
     }
 }
 
-async fn exchange(upstreams: &Upstreams, request: Request<Full<Bytes>>) -> Settled {
-    let response = match upstreams.send(request).await {
+async fn exchange(upstreams: &Upstreams, request: Outgoing) -> Settled {
+    let response = match upstreams.send(&upstreams.host(Some(request.uri())), request).await {
         Ok(response) => response,
         Err(SendError::NeverSent(cause) | SendError::Lost(cause)) => return Settled::Failed { reason: cause },
     };

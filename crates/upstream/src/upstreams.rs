@@ -2,23 +2,17 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Response, Uri};
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::{Client, Error as ClientError};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use mainstay_core::id::ServerName;
 use mainstay_core::time::Timestamp;
 use mainstay_keeper::client::{Custody, Held};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::{Instant, timeout};
 
 use crate::bridge::Annotated;
@@ -28,6 +22,7 @@ use crate::contact::{Contact, Contacts};
 use crate::era::Eras;
 use crate::failure::{Blame, Failure};
 use crate::http::Detected;
+use crate::pool::{Body, Connectors, Host, Outgoing, SendError};
 use crate::server::{Reach, Server};
 use crate::template::Environment;
 use crate::wire::lock;
@@ -51,10 +46,8 @@ pub struct Upstreams {
     pub(crate) parts: Parts,
     pub(crate) pages: Pages,
     pub(crate) counters: Counters,
-    plain: Client<HttpConnector, Full<Bytes>>,
-    /// Made when the first `https` server is reached: reading the system's certificates takes its time.
-    tls: OnceLock<Result<TlsClient, Box<str>>>,
-    hosts: Mutex<HashMap<Box<str>, Arc<Semaphore>>>,
+    connectors: Connectors,
+    hosts: Mutex<HashMap<Box<str>, Arc<Host>>>,
     destinations: Mutex<HashMap<ServerName, Arc<Destination>>>,
     texts: Mutex<VecDeque<Bytes>>,
     own_requests: AtomicU64,
@@ -62,8 +55,6 @@ pub struct Upstreams {
     /// Something of some server has changed that is to outlive this worker.
     changed: Arc<Notify>,
 }
-
-type TlsClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// Running totals since the worker began.
 #[derive(Debug, Default)]
@@ -87,25 +78,14 @@ pub struct Counts {
     pub notices_dropped: u64,
 }
 
-/// How sending a request failed.
-#[derive(Debug)]
-pub(crate) enum SendError {
-    /// Not a byte of it went out.
-    NeverSent(Box<str>),
-    /// It may have gone out.
-    Lost(Box<str>),
-}
-
 impl Upstreams {
     /// The shared part, without any connection yet.
     pub fn new(parts: Parts) -> Self {
-        let plain = client_builder().build(connector());
         Self {
             parts,
             pages: Pages::default(),
             counters: Counters::default(),
-            plain,
-            tls: OnceLock::new(),
+            connectors: Connectors::new(),
             hosts: Mutex::default(),
             destinations: Mutex::default(),
             texts: Mutex::default(),
@@ -157,20 +137,9 @@ impl Upstreams {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sends one request over a pooled connection.
-    pub(crate) async fn send(&self, request: http::Request<Full<Bytes>>) -> Result<Response<Incoming>, SendError> {
-        let sent = if request.uri().scheme() == Some(&http::uri::Scheme::HTTPS) {
-            match self.tls.get_or_init(tls_client) {
-                Ok(client) => client.request(request),
-                Err(cause) => return Err(SendError::NeverSent(cause.clone())),
-            }
-        } else {
-            self.plain.request(request)
-        };
-        sent.await.map_err(|error| {
-            let cause = describe(&error);
-            if never_sent(&error) { SendError::NeverSent(cause) } else { SendError::Lost(cause) }
-        })
+    /// Sends one request to `host`, which its url must name.
+    pub(crate) async fn send(&self, host: &Arc<Host>, request: Outgoing) -> Result<Response<Body>, SendError> {
+        host.send(&self.connectors, request).await
     }
 
     /// Where `server` is, made once per definition.
@@ -179,8 +148,8 @@ impl Upstreams {
         match destinations.get(&server.name) {
             Some(known) if Arc::ptr_eq(&known.server, server) => Arc::clone(known),
             Some(_) | None => {
-                let calls = self.host(server.url());
-                let destination = Arc::new(Destination::new(Arc::clone(server), calls, (&self.parts, &self.changed)));
+                let host = self.host(server.url());
+                let destination = Arc::new(Destination::new(Arc::clone(server), host, (&self.parts, &self.changed)));
                 destinations.insert(server.name.clone(), Arc::clone(&destination));
                 destination
             }
@@ -259,18 +228,21 @@ impl Upstreams {
         Mask::of(server, &*self.parts.environment).apply_to_part(text)
     }
 
-    /// The bound of calls in flight to the host of `url`.
-    pub(crate) fn host(&self, url: Option<&Uri>) -> Arc<Semaphore> {
-        let authority = url.and_then(|url| url.authority()).map_or("", |authority| authority.as_str());
+    /// The host of `url`, with its connections.
+    pub(crate) fn host(&self, url: Option<&Uri>) -> Arc<Host> {
+        let name = url.map_or_else(String::new, |url| {
+            let scheme = url.scheme_str().unwrap_or_default();
+            format!("{scheme}://{}", url.authority().map_or("", |authority| authority.as_str()))
+        });
         let mut hosts = lock(&self.hosts);
-        if let Some(calls) = hosts.get(authority) {
-            return Arc::clone(calls);
+        if let Some(host) = hosts.get(&*name) {
+            return Arc::clone(host);
         }
         // Hosts that no server is on any more must not pile up over many reloads.
-        hosts.retain(|_, calls| Arc::strong_count(calls) > 1);
-        let calls = Arc::new(Semaphore::new(CALLS_PER_HOST_MAX));
-        hosts.insert(authority.into(), Arc::clone(&calls));
-        calls
+        hosts.retain(|_, host| Arc::strong_count(host) > 1);
+        let host = Arc::new(Host::new(url));
+        hosts.insert(name.into(), Arc::clone(&host));
+        host
     }
 
     /// `bytes` in memory of their own, or an equal text that another session keeps already: sessions of one server differ
@@ -294,7 +266,7 @@ impl Upstreams {
 pub(crate) struct Destination {
     pub(crate) server: Arc<Server>,
     pub(crate) fingerprint: [u8; 32],
-    pub(crate) calls: Arc<Semaphore>,
+    pub(crate) host: Arc<Host>,
     /// Its children, if it has any.
     pub(crate) supervision: Arc<Supervision>,
     /// When it was last heard of, if it is reached by HTTP.
@@ -317,11 +289,11 @@ pub(crate) struct Resolved {
 }
 
 impl Destination {
-    fn new(server: Arc<Server>, calls: Arc<Semaphore>, (parts, changed): (&Parts, &Arc<Notify>)) -> Self {
+    fn new(server: Arc<Server>, host: Arc<Host>, (parts, changed): (&Parts, &Arc<Notify>)) -> Self {
         Self {
             fingerprint: server.fingerprint(),
             server,
-            calls,
+            host,
             supervision: Supervision::new(parts, changed),
             contacts: Contacts::default(),
             detected: Detected::default(),
@@ -334,10 +306,10 @@ impl Destination {
 
     /// A place among the calls in flight to its host. Waits for one as long as its patience lasts.
     pub(crate) async fn place(&self) -> Result<OwnedSemaphorePermit, Failure> {
-        if let Ok(place) = Arc::clone(&self.calls).try_acquire_owned() {
+        if let Ok(place) = Arc::clone(&self.host.calls).try_acquire_owned() {
             return Ok(place);
         }
-        let waited = timeout(self.server.patience, Arc::clone(&self.calls).acquire_owned()).await;
+        let waited = timeout(self.server.patience, Arc::clone(&self.host.calls).acquire_owned()).await;
         waited
             .ok()
             .and_then(Result::ok)
@@ -392,74 +364,10 @@ pub(crate) fn unusable(server: &Server, problem: &dyn std::fmt::Display) -> Fail
     Failure::Configuration { server: server.name.clone(), problem: problem.to_string().into() }
 }
 
-fn connector() -> HttpConnector {
-    let mut connector = HttpConnector::new();
-    connector.set_nodelay(true);
-    connector.enforce_http(false);
-    connector.set_connect_timeout(Some(CONNECT_BOUND));
-    // A call may rest for hours; a host that vanished must be noticed all the same.
-    connector.set_keepalive(Some(KEEPALIVE));
-    connector.set_keepalive_interval(Some(KEEPALIVE));
-    connector.set_keepalive_retries(Some(KEEPALIVE_TRIES));
-    connector
-}
-
-fn client_builder() -> hyper_util::client::legacy::Builder {
-    let mut builder = Client::builder(TokioExecutor::new());
-    builder.pool_timer(TokioTimer::new()).pool_idle_timeout(POOL_IDLE).pool_max_idle_per_host(CALLS_PER_HOST_MAX);
-    builder
-}
-
-fn tls_client() -> Result<TlsClient, Box<str>> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = HttpsConnectorBuilder::new().with_provider_and_native_roots(provider);
-    let builder =
-        builder.map_err(|error| format!("no certificate authorities are installed: {error}").into_boxed_str())?;
-    Ok(client_builder().build(builder.https_only().enable_http1().wrap_connector(connector())))
-}
-
-/// Whether no byte of the request can have reached the peer: no connection was made, or the connection ended before
-/// the request was begun.
-fn never_sent(error: &ClientError) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<hyper::Error>());
-    error.is_connect() || source.is_some_and(hyper::Error::is_canceled)
-}
-
-/// What an error and its causes say, in one line.
-pub(crate) fn describe(error: &dyn std::error::Error) -> Box<str> {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    for _ in 0..CAUSES_MAX {
-        let Some(cause) = source else { break };
-        let said = cause.to_string();
-        if !text.ends_with(&said) {
-            text.push_str(": ");
-            text.push_str(&said);
-        }
-        source = cause.source();
-    }
-    text.into_boxed_str()
-}
-
-/// Calls in flight to one host; each is a connection.
-const CALLS_PER_HOST_MAX: usize = 4096;
-
-/// How long an idle connection is kept. Node and uvicorn close theirs after five seconds, and a request that crosses
-/// with the close is lost.
-const POOL_IDLE: Duration = Duration::from_secs(3);
-
-/// How long making a connection may take.
-const CONNECT_BOUND: Duration = Duration::from_secs(5);
-
-/// When, how often and how many times a silent connection is probed.
-const KEEPALIVE: Duration = Duration::from_secs(20);
-const KEEPALIVE_TRIES: u32 = 3;
-
 /// How long resolved headers are used before they are resolved again.
 const RESOLVED_FOR: Duration = Duration::from_secs(60);
 
 const HEADERS_EXPECTED: usize = 8;
-const CAUSES_MAX: usize = 4;
 
 /// Texts that are kept once for all sessions.
 const TEXTS_SHARED_MAX: usize = 64;

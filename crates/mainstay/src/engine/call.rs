@@ -69,6 +69,7 @@ impl Engine {
         if request.method == Method::Ping {
             return Ok(Reply::Json(result_message(&request.id(), &EMPTY_OBJECT).into()));
         }
+        self.beat.keep();
         let plain = request.method.answered_plain();
         let stream = self.next_streams(1);
         let mut carried = Carried(Some(self.depart(live, request, stream)?));

@@ -39,7 +39,8 @@ impl Engine {
         {
             return Ok(entry);
         }
-        self.find_key(key, caller, served).await
+        // Seldom, and large: it is no part of every call's future.
+        Box::pin(self.find_key(key, caller, served)).await
     }
 
     /// Looks until the session is there and stays, or is known to be gone.

@@ -21,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::engine::tally::Counted;
+use crate::serve::turn::Turns;
 use crate::serve::{Front, LISTENER, answer};
 
 /// A client's socket, and what an earlier worker had already read from it.
@@ -114,8 +115,9 @@ pub(super) async fn serve(front: &Arc<Front>, wire: Wire, undecided: Counted) {
         .header_read_timeout(HEADER_READ_MAX)
         .max_buf_size(front.header_bytes_max + HEAD_SLACK_BYTES)
         .serve_connection(TokioIo::new(wire), service);
+    let turns = Turns::new();
     tokio::select! {
-        ended = &mut connection => return report(ended),
+        ended = turns.until(|context| Pin::new(&mut connection).poll(context)) => return report(ended),
         () = front.engine.stopped() => {}
     }
     Pin::new(&mut connection).graceful_shutdown();
@@ -131,7 +133,7 @@ pub(super) async fn serve(front: &Arc<Front>, wire: Wire, undecided: Counted) {
     drop(undecided);
     let ended = match settled {
         Poll::Ready(ended) => ended,
-        Poll::Pending => std::future::poll_fn(|context| connection.poll_without_shutdown(context)).await,
+        Poll::Pending => turns.until(|context| connection.poll_without_shutdown(context)).await,
     };
     report(ended);
     let mut wire = connection.into_parts().io.into_inner();

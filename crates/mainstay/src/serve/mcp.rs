@@ -2,6 +2,8 @@
 //!
 //! Checks come in the order of S4: host and origin, then who it is, then the session and its state, then the protocol
 //! version. The body is read before all but the first two, since a refusal must carry the request's id.
+//!
+//! What is not on the way of a call has a box of its own: the future of every request is as large as its largest part.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -68,7 +70,7 @@ async fn answer(
         .and_then(|()| if opens(request.method(), request.headers()) { take_opening(front, peer) } else { Ok(()) });
     if let Err(refused) = admitted {
         if *request.method() == Verb::POST {
-            *id = strangers_id(request.into_body()).await;
+            *id = Box::pin(strangers_id(request.into_body())).await;
         }
         return Err(refused.into());
     }
@@ -76,7 +78,7 @@ async fn answer(
         Ok(proven) => proven,
         Err(denied) => {
             if *request.method() == Verb::POST {
-                *id = strangers_id(request.into_body()).await;
+                *id = Box::pin(strangers_id(request.into_body())).await;
             }
             return Err(Unserved::Denied(denied));
         }
@@ -85,8 +87,8 @@ async fn answer(
     let served = front.engine.served(server);
     let response = match *request.method() {
         Verb::POST => post(front, peer, served, caller, request, id).await,
-        Verb::GET => get(front, served?, &caller?, request.headers()).await,
-        Verb::DELETE => delete(front, served?, &caller?, request.headers()).await,
+        Verb::GET => Box::pin(get(front, served?, &caller?, request.headers())).await,
+        Verb::DELETE => Box::pin(delete(front, served?, &caller?, request.headers())).await,
         _ => Err(Refused::new(Code::MethodNotAllowed, "this endpoint takes POST, GET and DELETE")),
     };
     Ok(response?)
@@ -161,16 +163,18 @@ async fn post(
             Ok(attending) => attending,
             Err(refused) => return Ok(modern::refuse(front, served, &refused, &only.id())),
         };
-        match front.engine.modern_service(served).await {
+        match Box::pin(front.engine.modern_service(served)).await {
             Service::Not => {}
             Service::PassedOn => {
                 here(front)?;
-                return Ok(modern::answer(front, (&caller, served), &head.headers, parts, attending).await);
+                let answer = modern::answer(front, (&caller, served), &head.headers, parts, attending);
+                return Ok(Box::pin(answer).await);
             }
             Service::InConversation => {
                 here(front)?;
                 let who = (&caller, served);
-                return Ok(conversation::answer(front, peer, who, &head.headers, parts, attending).await);
+                let answer = conversation::answer(front, peer, who, &head.headers, parts, attending);
+                return Ok(Box::pin(answer).await);
             }
         }
     }
@@ -184,7 +188,7 @@ async fn post(
             if !opens(&head.method, &head.headers) {
                 take_opening(front, peer)?;
             }
-            return initialize(front, served, &caller, only).await;
+            return Box::pin(initialize(front, served, &caller, only)).await;
         }
         if only.method == Method::Discover {
             return Err(sessions_only());
@@ -193,14 +197,14 @@ async fn post(
     let live = session(front, served, &caller, &head.headers).await?;
     version_fits(&live, &head.headers)?;
     if batched {
-        return many(front, &live, messages).await;
+        return Box::pin(many(front, &live, messages)).await;
     }
     for message in messages {
         if message.envelope.kind == Kind::Request {
             let reply = front.engine.request(&live, message).await?;
             return Ok(respond(front, &live, reply));
         }
-        one_way(front, &live, &message).await;
+        Box::pin(one_way(front, &live, &message)).await;
     }
     Ok(reply::empty(StatusCode::ACCEPTED))
 }

@@ -14,7 +14,8 @@ use crate::child::{Exchange, Manner, Sharing};
 use crate::failure::{Blame, Failure};
 use crate::feed::{Feed, FeedEnd};
 use crate::http::{Content, Reply, Unread};
-use crate::upstreams::{Destination, SendError, Upstreams, unusable};
+use crate::pool::SendError;
+use crate::upstreams::{Destination, Upstreams, unusable};
 use crate::wire::{self, Sort};
 
 /// A request as the modern era wants it: all that it says for itself in `_meta`, and the headers that repeat it.
@@ -116,7 +117,7 @@ pub(crate) async fn post(upstreams: &Upstreams, destination: &Destination, dress
     *request.method_mut() = Method::POST;
     *request.uri_mut() = url.clone();
     *request.headers_mut() = headers;
-    match upstreams.send(request).await {
+    match upstreams.send(&destination.host, request).await {
         Ok(response) => Ok(Reply::new(response, Some(place))),
         Err(SendError::NeverSent(cause)) => Err(Fault::NeverSent(cause)),
         Err(SendError::Lost(cause)) => Err(Fault::Lost(cause)),

@@ -16,7 +16,8 @@ use super::{Dispatched, Executed, Http, Session, Step};
 use crate::call::Call;
 use crate::dialect::{self, Seen, Verdict};
 use crate::failure::{Blame, Failure};
-use crate::upstreams::{SendError, unusable};
+use crate::pool::SendError;
+use crate::upstreams::unusable;
 use crate::wire::{self, same_id};
 
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -34,14 +35,14 @@ impl Http {
     /// One attempt at a call in `session`.
     pub(super) async fn attempt(self: &Arc<Self>, session: &Arc<Session>, call: &Call) -> Step {
         if let Some(feed) = session.feed() {
-            return self.attempt_over(feed, session, call).await;
+            return Box::pin(self.attempt_over(feed, session, call)).await;
         }
         let reply = match self.post(Some(session), call.message.clone()).await {
             Ok(reply) => reply,
             Err(fault) => return fault.into(),
         };
         if !reply.status().is_success() {
-            return self.refused(session, reply, Some(&call.id)).await;
+            return Box::pin(self.refused(session, reply, Some(&call.id))).await;
         }
         match reply.content() {
             Content::Json => self.read_answer(session, reply, call).await,
@@ -60,7 +61,7 @@ impl Http {
         if reply.status().is_success() {
             return Ok(());
         }
-        Err(self.refused(session, reply, None).await)
+        Err(Box::pin(self.refused(session, reply, None)).await)
     }
 
     async fn read_answer(&self, session: &Session, reply: Reply, call: &Call) -> Step {
@@ -136,12 +137,11 @@ impl Http {
     /// POSTs `message`. Connection refusals are not retried here.
     pub(super) async fn post(&self, session: Option<&Session>, message: Bytes) -> Result<Reply, Fault> {
         if let Some(feed) = session.and_then(Session::feed) {
-            return self.post_over(feed, message).await;
+            return Box::pin(self.post_over(feed, message)).await;
         }
         let permit = self.permit().await?;
-        let mut request = self.request(Method::POST, session, message)?;
-        *request.version_mut() = http::Version::HTTP_11;
-        let response = self.upstreams.send(request).await?;
+        let request = self.request(Method::POST, session, message)?;
+        let response = self.upstreams.send(&self.destination.host, request).await?;
         Ok(Reply { response, permit: Some(permit) })
     }
 
@@ -151,7 +151,7 @@ impl Http {
         let mut request = self.request(Method::POST, None, message)?;
         *request.uri_mut() = feed.endpoint().clone();
         feed.add_to(request.headers_mut());
-        let response = self.upstreams.send(request).await?;
+        let response = self.upstreams.send(&self.destination.host, request).await?;
         Ok(Reply { response, permit: Some(permit) })
     }
 
@@ -164,7 +164,7 @@ impl Http {
         if let Some(value) = last_event_id.and_then(|id| HeaderValue::from_str(id).ok()) {
             headers.insert(LAST_EVENT_ID, value);
         }
-        let response = self.upstreams.send(request).await?;
+        let response = self.upstreams.send(&self.destination.host, request).await?;
         Ok(Reply { response, permit: None })
     }
 

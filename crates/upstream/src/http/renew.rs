@@ -47,7 +47,7 @@ impl Http {
                 return Ok(session);
             }
         }
-        self.establish(Cause::Use).await
+        Box::pin(self.establish(Cause::Use)).await
     }
 
     /// Another session in place of `lost`; one flight for all who ask.

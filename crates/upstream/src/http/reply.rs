@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Body as _;
 use mainstay_core::resume::UpstreamId;
 use mainstay_core::wire::sse::{Event, SseDecoder};
 use tokio::sync::OwnedSemaphorePermit;
@@ -14,12 +14,12 @@ use tokio::time::timeout;
 
 use super::post::SESSION_ID;
 use crate::dialect::{self, Seen, Verdict};
+use crate::pool::{Body, describe};
 use crate::task::spawn;
-use crate::upstreams::describe;
 
 /// The beginning of a response.
 pub(crate) struct Reply {
-    pub(crate) response: Response<Incoming>,
+    pub(crate) response: Response<Body>,
     /// Held until the body is read: it is a place among the calls to that host.
     pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
@@ -40,7 +40,7 @@ pub(crate) enum Content {
 
 impl Reply {
     /// That of `response`. It holds `permit`, its place among the calls, until it is read.
-    pub(crate) fn new(response: Response<Incoming>, permit: Option<OwnedSemaphorePermit>) -> Self {
+    pub(crate) fn new(response: Response<Body>, permit: Option<OwnedSemaphorePermit>) -> Self {
         Self { response, permit }
     }
 
@@ -105,7 +105,7 @@ impl Reply {
 
 /// The events of a response body.
 pub(crate) struct Events {
-    body: Incoming,
+    body: Body,
     decoder: SseDecoder,
     _permit: Option<OwnedSemaphorePermit>,
 }
@@ -179,7 +179,7 @@ pub(crate) fn message_of(event: Event) -> Option<Bytes> {
     event.data.filter(|data| named && !data.is_empty())
 }
 
-async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Box<str>> {
+async fn next_data(body: &mut Body) -> Result<Option<Bytes>, Box<str>> {
     while let Some(frame) = body.frame().await {
         match frame {
             Ok(frame) => {
