@@ -1,4 +1,5 @@
-//! Durable creations of sessions, in turn with what the same disk gives to grouped commits of SQLite.
+//! Durable creations of sessions, in turn with what the same disk gives to grouped commits of SQLite, and with what the
+//! handshakes alone take.
 
 use crate::plan::Plan;
 use crate::report::{Row, Target};
@@ -17,39 +18,47 @@ use tempfile::TempDir;
 /// Takes turns.
 pub(crate) async fn run(plan: &Plan) -> Result<(Vec<Row>, Value)> {
     let upstream = Role::upstream()?;
+    let hop = Role::proxy(upstream.address)?;
     let mut gateway = start_gateway(&upstream, "").await?;
-    let endpoint = place(&gateway, "json")?;
+    let (endpoint, plain) = (place(&gateway, "json")?, Place::new(hop.address, "/json"));
     let dir = TempDir::with_prefix("bench-sqlite-")?;
-    let (mut opened, mut written) = (Vec::new(), Vec::new());
+    let (mut opened, mut written, mut passed) = (Vec::new(), Vec::new(), Vec::new());
     tokio::task::block_in_place(|| open(&endpoint, plan.turn))?;
     let before = status_of(&gateway).await?;
     for round in 0..plan.rounds {
         let file = dir.path().join(format!("{round}.db"));
-        let sqlite = || tokio::task::block_in_place(|| write(&file, plan.turn));
-        let sessions = || tokio::task::block_in_place(|| open(&endpoint, plan.turn));
-        if round % 2 == 0 {
-            written.push(sqlite()?);
-            opened.push(sessions()?);
-        } else {
-            opened.push(sessions()?);
-            written.push(sqlite()?);
+        for turn in 0..TURNS {
+            tokio::task::block_in_place(|| {
+                match (round + turn) % TURNS {
+                    0 => opened.push(open(&endpoint, plan.turn)?),
+                    1 => written.push(write(&file, plan.turn)?),
+                    _ => passed.push(open(&plain, plan.turn)?),
+                }
+                anyhow::Ok(())
+            })?;
         }
     }
     let after = status_of(&gateway).await?;
     gateway.stop().await?;
-    let (own, sqlite) = (Spread::of(&opened), Spread::of(&written));
+    let (own, sqlite, plainly) = (Spread::of(&opened), Spread::of(&written), Spread::of(&passed));
     let commits = (after.1 - before.1).max(1);
     let grouped = (after.0 - before.0) as f64 / commits as f64;
-    let row = Row::new("creation", "durable session creations, of grouped SQLite writes of that size", Target::AtLeast(0.5))
-        .ratio(Spread::of_ratios(&opened, &written))
-        .note(format!(
-            "{:.0} sessions/s from {CLIENTS} clients, each with its upstream handshake, {grouped:.1} a commit; SQLite {:.0} rows/s of {ROW_BYTES} bytes",
-            own.median, sqlite.median
-        ));
+    let rows = vec![
+        Row::new("creation", "durable session creations, of grouped SQLite writes of that size", Target::AtLeast(0.5))
+            .ratio(Spread::of_ratios(&opened, &written))
+            .note(format!(
+                "{:.0} sessions/s from {CLIENTS} clients, each with its upstream handshake, {grouped:.1} a commit; SQLite {:.0} rows/s of {ROW_BYTES} bytes",
+                own.median, sqlite.median
+            )),
+        Row::new("creation_handshakes", "the same, of these handshakes alone through the pass-through", Target::None)
+            .ratio(Spread::of_ratios(&opened, &passed))
+            .note(format!("{:.0} handshakes/s, with nothing written anywhere", plainly.median)),
+    ];
     Ok((
-        vec![row],
+        rows,
         json!({"sessions_per_second": own.json(), "sqlite_rows_per_second": sqlite.json(),
-        "clients": CLIENTS, "row_bytes": ROW_BYTES, "sessions_per_commit": grouped}),
+        "handshakes_per_second_through_the_hop": plainly.json(), "clients": CLIENTS, "row_bytes": ROW_BYTES,
+        "sessions_per_commit": grouped}),
     ))
 }
 
@@ -138,6 +147,8 @@ fn at_once(client: impl Fn() -> Result<u32> + Sync) -> Result<u32> {
 }
 
 const CLIENTS: usize = 64;
+/// Who takes turns: the gateway, SQLite, the pass-through.
+const TURNS: usize = 3;
 const DURABLE_BOUND: Duration = Duration::from_secs(30);
 /// What the ledger grows by for a session, its entry in the audit trail and its resume record included.
 const ROW_BYTES: usize = 1380;
