@@ -49,7 +49,7 @@ fn every_row_is_measured_and_every_count_is_sane() {
     assert!(read("throughput.svg").contains("mainstay"));
 }
 
-const ROWS: [&str; 18] = [
+const ROWS: [&str; 19] = [
     "throughput",
     "throughput_nginx",
     "latency_p50",
@@ -64,6 +64,7 @@ const ROWS: [&str; 18] = [
     "blackout_p99",
     "upgrade",
     "creation",
+    "creation_handshakes",
     "streamed_p50",
     "streamed_p99",
     "streamed_rate",

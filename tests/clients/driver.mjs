@@ -66,6 +66,8 @@ class Inbox {
     notifications = [];
     /** How many events with an id have come for calls that were begun. */
     cursors = 0;
+    /** What the program was told of the progress of its calls. */
+    progress = [];
     requests = [];
     elicitation = new User({ action: 'decline' });
     sampling = new User({
@@ -116,6 +118,7 @@ class Driver {
     #open;
     #client = null;
     #transport = null;
+    #listen = null;
 
     constructor(url, open) {
         this.#url = url;
@@ -123,7 +126,7 @@ class Driver {
     }
 
     async connect() {
-        const { client, transport } = this.#open({
+        const { client, transport, listen } = this.#open({
             url: this.#url,
             fetch: this.#wire.fetch,
             elicit: () => this.#inbox.elicitation.ask(),
@@ -132,7 +135,7 @@ class Driver {
         client.onerror = error => note(`client: ${error.message}`);
         await client.connect(transport);
         this.#inbox.watch(transport);
-        [this.#client, this.#transport] = [client, transport];
+        [this.#client, this.#transport, this.#listen] = [client, transport, listen];
         return {
             ok: true,
             session: transport.sessionId ?? null,
@@ -148,7 +151,7 @@ class Driver {
             ...(timeout !== undefined && { timeout }),
             // Declared only when wanted: a request carries a progress token exactly then.
             // Where a stream could be resumed is watched beside it; it is what the client itself goes by.
-            ...(progress && { onprogress: () => {}, onresumptiontoken: () => (this.#inbox.cursors += 1) })
+            ...(progress && { onprogress: ({ progress }) => this.#inbox.progress.push(progress), onresumptiontoken: () => (this.#inbox.cursors += 1) })
         };
         return success(await this.#connected().callTool(params, undefined, options));
     }
@@ -180,8 +183,16 @@ class Driver {
     }
 
     notifications() {
-        const { notifications, requests, cursors } = this.#inbox;
-        return { ok: true, notifications, requests, cursors };
+        const { notifications, requests, cursors, progress } = this.#inbox;
+        return { ok: true, notifications, requests, cursors, progress };
+    }
+
+    /** Asks for the changes of one resource, and of the tools. */
+    async listen({ uri }) {
+        this.#connected();
+        if (!this.#listen) throw new Error('this client does not listen');
+        await this.#listen(uri);
+        return { ok: true };
     }
 
     elicit({ answer }) {
@@ -214,6 +225,7 @@ const OPS = new Set([
     'list',
     'session',
     'notifications',
+    'listen',
     'elicit',
     'sample',
     'close'
@@ -233,7 +245,7 @@ async function perform(driver, line) {
 /**
  * Serves the line protocol for the client that `open` makes.
  *
- * `open({ url, fetch, elicit, sample })` gives a `client` not yet connected and its `transport`.
+ * `open({ url, fetch, elicit, sample })` gives a `client` not yet connected, its `transport`, and perhaps `listen(uri)`.
  */
 export function drive(open) {
     const address = process.argv[2];

@@ -89,6 +89,8 @@ class Inbox:
     def __init__(self) -> None:
         self.notifications: deque[dict[str, Any]] = deque(maxlen=NOTIFICATIONS_MAX)
         self.requests: list[str] = []
+        # What the program was told of the progress of its calls.
+        self.progress: list[float] = []
         self.elicitation = User({"action": "decline"})
         self.sampling = User(
             {"role": "assistant", "model": "driver", "content": {"type": "text", "text": "a sample"}}
@@ -244,7 +246,15 @@ class Driver:
             "ok": True,
             "notifications": [*inbox.notifications],
             "requests": inbox.requests,
+            "progress": inbox.progress,
         }
+
+    async def listen(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Asks for the changes of one resource, and of the tools."""
+        if self._session is None:
+            raise RuntimeError("not connected")
+        await self._while_alive(self._session.listen(command["uri"]))
+        return {"ok": True}
 
     async def elicit(self, command: dict[str, Any]) -> dict[str, Any]:
         self._inbox.elicitation.decide(command["answer"])
@@ -269,6 +279,7 @@ OPS = {
     "list",
     "session",
     "notifications",
+    "listen",
     "elicit",
     "sample",
     "close",

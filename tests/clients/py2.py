@@ -15,13 +15,10 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 from driver import Inbox, Wire, drive
 
 
-async def ignore_progress(*_: Any) -> None:
-    """Declared only when wanted: a request carries a progress token exactly then."""
-
-
 class Session:
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, inbox: Inbox) -> None:
         self._client = client
+        self._inbox = inbox
         self.protocol = client.protocol_version
         info = client.server_info
         self.server = {} if info is None else info.model_dump(mode="json", exclude_none=True)
@@ -32,9 +29,21 @@ class Session:
             command["tool"],
             command.get("args", {}),
             read_timeout_seconds=None if timeout_ms is None else timeout_ms / 1000,
-            progress_callback=ignore_progress if command.get("progress") else None,
+            # Declared only when wanted: a request carries a progress token exactly then.
+            progress_callback=self._progressed if command.get("progress") else None,
             meta=command.get("meta"),
         )
+
+    async def _progressed(self, progress: float, *_: Any) -> None:
+        self._inbox.progress.append(progress)
+
+    async def listen(self, uri: str) -> None:
+        """A stateless client listens; one with a session subscribes, and hears of tools anyway."""
+        if self.protocol != "2026-07-28":
+            await self._client.subscribe_resource(uri)
+            return
+        self._listening = self._client.listen(tools_list_changed=True, resource_subscriptions=[uri])
+        await self._listening.__aenter__()
 
     async def list_page(self, cursor: str | None) -> tuple[list[str], str | None]:
         listed = await self._client.list_tools(cursor=cursor)
@@ -62,7 +71,7 @@ async def open_session(url: str, wire: Wire, inbox: Inbox) -> AsyncIterator[Sess
             sampling_callback=sample,
             message_handler=received,
         ) as client:
-            yield Session(client)
+            yield Session(client, inbox)
 
 
 drive(open_session)

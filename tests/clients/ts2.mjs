@@ -20,5 +20,10 @@ drive(({ url, fetch, elicit, sample }) => {
     const callTool = client.callTool.bind(client);
     // The 2.x line has dropped the result schema from between the parameters and the options.
     client.callTool = (params, _schema, options) => callTool(params, options);
-    return { client, transport: new StreamableHTTPClientTransport(url, { fetch }) };
+    // A stateless client listens; one with a session subscribes, and hears of tools anyway.
+    const listen = uri =>
+        client.getProtocolEra() === 'modern'
+            ? client.listen({ toolsListChanged: true, resourceSubscriptions: [uri] })
+            : client.subscribeResource({ uri });
+    return { client, transport: new StreamableHTTPClientTransport(url, { fetch }), listen };
 });

@@ -217,6 +217,27 @@ impl SdkClient {
         answer["notifications"].as_array().cloned().with_context(|| format!("no notifications: {answer}"))
     }
 
+    /// Asks for the changes of a resource, and of the tools, in the way of the era that the client speaks. Those of the
+    /// 2.x lines can.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub async fn listen(&mut self, uri: &str) -> Result<()> {
+        let answer = self.command(json!({"op": "listen", "uri": uri})).await?;
+        ensure!(answer["ok"] == true, "{}: it can't listen: {answer}", self.kind.name());
+        Ok(())
+    }
+
+    /// What the program was told of the progress of its calls.
+    ///
+    /// # Errors
+    /// If the client does not answer, or does not tell.
+    pub async fn progress(&mut self) -> Result<Vec<f64>> {
+        let answer = self.command(json!({"op": "notifications"})).await?;
+        let told = answer["progress"].as_array().with_context(|| format!("no progress: {answer}"))?;
+        Ok(told.iter().filter_map(Value::as_f64).collect())
+    }
+
     /// How many events with an id the client has got on the streams of calls that were begun; that a stream was opened
     /// and each time that it was resumed is one. The TypeScript client of the first generation tells.
     ///

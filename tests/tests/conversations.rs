@@ -1,7 +1,7 @@
 //! Stateless clients (2026-07-28) of servers that keep sessions, through conversations of the gateway's own (E3).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, SdkClient, SdkKind, StatelessClient, UpH, UpS, wait_until};
+use mainstay_tests::{Gateway, StatelessClient, UpH, UpS, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -408,26 +408,5 @@ async fn t2_a_handover_sends_clients_back_for_calls_on_programs_to_the_next_work
     assert!(progress["params"]["progress"].as_u64() > seen["params"]["progress"].as_u64(), "{progress}");
     let calls = stand.up_s.trace()?.iter().filter(|entry| entry["line"]["params"]["name"] == "prog").count();
     assert_eq!(calls, 1);
-    Ok(())
-}
-
-#[tokio::test]
-async fn e3_sdk_clients_that_prefer_2026_07_28_find_servers_with_sessions_as_their_own() -> Result<()> {
-    let stand = Stand::new().await?;
-    for kind in [SdkKind::Ts2Modern, SdkKind::Py2Modern] {
-        for server in ["h", "s"] {
-            let mut client = SdkClient::open(kind, &stand.gateway.url(server)?).await?;
-            assert_eq!(client.session().await?.initializes, 0, "{kind:?} asks for sessions");
-            assert!(client.list().await?.contains(&"echo".to_owned()));
-            assert_eq!(client.text("echo", json!({"text": "a\u{fc}"})).await?, "a\u{fc}");
-            client.call_start("prog", json!({"n": 3, "delay_ms": 20}), "p").await?;
-            let done = client.done("p", BOUND).await?;
-            assert_eq!(done["text"], "3 steps done", "{kind:?} {server}: {done}");
-            client.elicit(yes()).await?;
-            let text = client.text("ask", json!({"message": "sure?", "timeout_ms": 600_000})).await?;
-            assert!(text.contains("forty-two"), "{kind:?} {server}: {text}");
-            client.close().await?;
-        }
-    }
     Ok(())
 }

@@ -358,16 +358,16 @@ mod tests {
     /// of the connection's number and the request's; `None` closes the connection.
     async fn server(
         answer: fn(u32, u32) -> Option<&'static str>,
-    ) -> (Arc<Host>, impl Fn() -> Outgoing, mpsc::UnboundedReceiver<&'static str>) {
+    ) -> (Arc<Host>, impl Fn() -> Outgoing, mpsc::Receiver<&'static str>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url: Uri =
             format!("http://{}/mcp?x=1", listener.local_addr().expect("its address")).parse().expect("a url");
-        let (told, heard) = mpsc::unbounded_channel();
+        let (told, heard) = mpsc::channel(16);
         spawn(async move {
             for number in 1.. {
                 let Ok((mut stream, _)) = listener.accept().await else { return };
                 let told = told.clone();
-                let _ = told.send("connected");
+                let _ = told.send("connected").await;
                 spawn(async move {
                     let (mut seen, mut requests) = (Vec::new(), 0);
                     while stream.read_buf(&mut seen).await.is_ok_and(|read| read > 0) {
@@ -383,7 +383,7 @@ mod tests {
                         }
                     }
                     drop(stream);
-                    let _ = told.send("ended");
+                    let _ = told.send("ended").await;
                 });
             }
         });

@@ -5,13 +5,15 @@
 //! bound to its [`Binding`]; whatever does not open under the very same binding is refused, and what is wrong with it is
 //! told to nobody.
 
+use std::collections::BTreeMap;
+
 use aws_lc_rs::digest::{Context, SHA256};
 use mainstay_core::id::{ServerName, base64url, from_base64url};
 use mainstay_core::principal::Principal;
 use mainstay_core::time::Timestamp;
 use mainstay_core::wire::envelope::Envelope;
 use mainstay_store::keys::{Keyring, Purpose, Sealed};
-use serde_json::Value;
+use serde_json::value::RawValue;
 use thiserror::Error;
 
 /// What a sealed text holds. One made for one kind opens as no other.
@@ -106,21 +108,58 @@ pub fn unseal(ring: &Keyring, binding: &Binding<'_>, now: Timestamp, text: &str)
 }
 
 /// A digest of what must be the same in all rounds of a request: its method and its parameters, but for what each round
-/// brings. In which order a client writes the members does not matter.
+/// brings. In which order a client writes the members does not matter, nor how it escapes its strings; numbers are compared
+/// as they are written, since no type holds them all.
 pub fn about(message: &[u8], envelope: &Envelope) -> [u8; 32] {
-    let params = envelope.params.clone().and_then(|span| serde_json::from_slice::<Value>(&message[span]).ok());
-    let mut params = params.unwrap_or_default();
-    if let Some(members) = params.as_object_mut() {
-        members.retain(|name, _| !OF_ONE_ROUND.contains(&name.as_str()));
-    }
-    params.sort_all_objects();
     let mut context = Context::new(&SHA256);
     context.update(envelope.method_name(message).unwrap_or_default().as_bytes());
     context.update(&[0]);
-    context.update(params.to_string().as_bytes());
+    // What was scanned is valid JSON in UTF-8.
+    let params = envelope.params.clone().and_then(|span| std::str::from_utf8(message.get(span)?).ok());
+    if let Some(params) = params {
+        digest_value(params, &OF_ONE_ROUND, &mut context);
+    }
     let mut digest = [0; 32];
     digest.copy_from_slice(context.finish().as_ref());
     digest
+}
+
+/// Adds the value `json` to a digest, without its members of these names.
+fn digest_value(json: &str, without: &[&str], context: &mut Context) {
+    match json.as_bytes().first() {
+        Some(b'{') => {
+            if let Ok(members) = serde_json::from_str::<BTreeMap<String, &RawValue>>(json) {
+                context.update(b"{");
+                for (name, value) in members.iter().filter(|(name, _)| !without.contains(&name.as_str())) {
+                    digest_text(name, context);
+                    digest_value(value.get(), &[], context);
+                }
+                return context.update(b"}");
+            }
+        }
+        Some(b'[') => {
+            if let Ok(elements) = serde_json::from_str::<Vec<&RawValue>>(json) {
+                context.update(b"[");
+                for element in elements {
+                    digest_value(element.get(), &[], context);
+                }
+                return context.update(b"]");
+            }
+        }
+        Some(b'"') => {
+            if let Ok(text) = serde_json::from_str::<String>(json) {
+                return digest_text(&text, context);
+            }
+        }
+        _ => {}
+    }
+    context.update(b"=");
+    digest_text(json, context);
+}
+
+fn digest_text(text: &str, context: &mut Context) {
+    context.update(&(text.len() as u64).to_be_bytes());
+    context.update(text.as_bytes());
 }
 
 /// The members of `params` that differ from round to round.
@@ -212,5 +251,19 @@ mod tests {
         for other in [r#"{"name":"u","arguments":{}}"#, r#"{"name":"t","arguments":{"a":1,"b":[]}}"#, "{}"] {
             assert_ne!(first, call("tools/call", other), "{other}");
         }
+        let argument = |value: &str| call("tools/call", &format!(r#"{{"name":"t","arguments":{{"a":{value}}}}}"#));
+        for (one, other) in [
+            ("1e999", "2e999"),
+            ("123456789012345678901", "123456789012345678902"),
+            ("1", "\"1\""),
+            ("null", "\"null\""),
+            (r#"["a","b"]"#, r#"["ab"]"#),
+            ("[[1],2]", "[[1,2]]"),
+            (r#"{"b":1}"#, r#"["b",1]"#),
+        ] {
+            assert_ne!(argument(one), argument(other), "{one} and {other}");
+        }
+        assert_eq!(argument(r#""\u0061/""#), argument(r#""a\/""#), "escapes");
+        assert_ne!(argument(r#"{"_meta":1}"#), argument("{}"), "only the outermost differ from round to round");
     }
 }

@@ -17,7 +17,7 @@ pub struct Beat {
 }
 
 impl Beat {
-    /// Timers of [`BEAT`] or more are about to be set. Costs a load while it beats.
+    /// A timer of some milliseconds is about to be set. Costs a load while it beats.
     pub fn keep(&self) {
         if !self.is_kept.load(Ordering::Relaxed) && !self.is_kept.swap(true, Ordering::Relaxed) {
             self.kept.notify_one();
