@@ -10,6 +10,7 @@
 mod binaries;
 pub mod flags;
 mod gateway;
+mod locked;
 mod ports;
 mod procs;
 mod programs;
@@ -32,6 +33,7 @@ mod wrapped;
 
 pub use binaries::{mainstay, repository, up_h as up_h_binary, up_p as up_p_binary, up_s as up_s_binary};
 pub use gateway::{Gateway, Setup, Worker};
+pub use locked::Locked;
 pub use ports::lasting_port;
 pub use procs::{Proc, children, descendants, zombies};
 pub use programs::write_program;

@@ -1,7 +1,7 @@
 //! Stateless clients (2026-07-28) of servers that keep sessions, through conversations of the gateway's own (E3).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, StatelessClient, UpH, UpS, wait_until};
+use mainstay_tests::{Gateway, Locked, StatelessClient, UpH, UpS, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -171,6 +171,17 @@ async fn e3_an_ended_conversation_is_opened_anew_and_a_lost_server_session_made_
     Ok(())
 }
 
+async fn is_cancelled(stand: &Stand, server: &str) -> Result<()> {
+    wait_until("the call to be cancelled at the server", BOUND, async || match server {
+        "h" => stand.up_h.count("/cancelled").await.is_ok_and(|cancelled| cancelled == 1),
+        _ => stand
+            .up_s
+            .trace()
+            .is_ok_and(|trace| trace.iter().any(|entry| entry["line"]["method"] == "notifications/cancelled")),
+    })
+    .await
+}
+
 #[tokio::test]
 async fn e3_who_closes_the_response_cancels_at_the_server() -> Result<()> {
     let stand = Stand::new().await?;
@@ -180,14 +191,7 @@ async fn e3_who_closes_the_response_cancels_at_the_server() -> Result<()> {
         let mut calling = client.begin("tools/call", params).await?;
         calling.until(|message| message["method"] == "notifications/progress").await?;
         drop(calling);
-        wait_until("the call to be cancelled at the server", BOUND, async || match server {
-            "h" => stand.up_h.count("/cancelled").await.is_ok_and(|cancelled| cancelled == 1),
-            _ => stand
-                .up_s
-                .trace()
-                .is_ok_and(|trace| trace.iter().any(|entry| entry["line"]["method"] == "notifications/cancelled")),
-        })
-        .await?;
+        is_cancelled(&stand, server).await?;
         wait_until("no call to be in flight", BOUND, async || {
             sessions(&stand.gateway).await.is_ok_and(|shown| shown.iter().all(|shown| shown["calls"] == 0))
         })
@@ -333,6 +337,28 @@ async fn e3_a_call_that_waits_for_its_client_outlives_the_worker() -> Result<()>
 }
 
 #[tokio::test]
+async fn e3_a_call_is_cancelled_whose_client_hangs_up_while_it_is_looked_for() -> Result<()> {
+    let mut stand = Stand::new().await?;
+    for server in ["h", "s"] {
+        let client = able(&stand, server)?;
+        let asked = client.result("tools/call", asking()).await?;
+        stand.gateway.kill_worker().await?;
+        whoami(&client).await?;
+        let locked = Locked::new(&stand.gateway.state_dir().join("streams.db"))?;
+        let told = stand.gateway.log().matches(NOT_YET).count();
+        let mut back = asking();
+        back["requestState"] = asked["requestState"].clone();
+        let coming = tokio::spawn(async move { client.request("tools/call", back).await });
+        wait_until("the call to be looked for", BOUND, async || stand.gateway.log().matches(NOT_YET).count() > told)
+            .await?;
+        coming.abort();
+        drop(locked);
+        is_cancelled(&stand, server).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn e3_a_round_is_taken_up_only_by_whose_it_is_and_for_the_same_request() -> Result<()> {
     let up_s = UpS::new(&[])?;
     let auth =
@@ -410,3 +436,6 @@ async fn t2_a_handover_sends_clients_back_for_calls_on_programs_to_the_next_work
     assert_eq!(calls, 1);
     Ok(())
 }
+
+/// What the log says of a journal that does not answer.
+const NOT_YET: &str = "can't be looked up yet";

@@ -2,12 +2,9 @@
 //! gets to the server (R6).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Exchange, Gateway, Proc, RawClient, UpH, UpL, UpM, UpS, wait_until};
+use mainstay_tests::{Exchange, Gateway, Locked, Proc, RawClient, UpH, UpL, UpM, UpS, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use std::io::{BufRead as _, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const VERSION: &str = "2025-11-25";
@@ -91,33 +88,6 @@ async fn next(exchange: &mut Exchange, wanted: impl Fn(&Value) -> bool) -> Resul
 
 fn is_question(message: &Value) -> bool {
     message["method"] == "elicitation/create"
-}
-
-/// Whoever has this lets nobody write to a database.
-struct Locked(Child);
-
-impl Locked {
-    fn new(file: &Path) -> Result<Locked> {
-        let script = "import sqlite3,sys\n\
-            db=sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)\n\
-            db.execute('BEGIN IMMEDIATE')\n\
-            print('locked', flush=True)\n\
-            sys.stdin.read()";
-        let mut holder = Command::new("python3");
-        holder.args(["-c", script]).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut locked = Locked(holder.spawn()?);
-        let mut said = String::new();
-        BufReader::new(locked.0.stdout.take().context("its output")?).read_line(&mut said)?;
-        ensure!(said.trim() == "locked", "{said}");
-        Ok(locked)
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 //! Where a call waits is told to nobody but its client, sealed. The call's stream and its questions are in the journal, so a
 //! client that comes back finds them whatever became of the worker; an answer goes the way of all answers, once (R6).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -203,17 +204,8 @@ impl Engine {
         let answers: Vec<_> =
             parked.questions.iter_mut().filter_map(|question| take_answer(question, request)).collect();
         let after = parked.resumes_after();
-        let id = Bytes::from(parked.id.clone());
-        let (tag, stream) = (live.key.tag(), parked.stream());
-        let event = EventId { tag, stream, sequence: after, last: false, request: Some(id.clone()) };
-        let cursor = event.to_string();
-        let reader =
-            self.come_back(&live, event, cursor).await.map_err(|refused| match refused.code == Code::EventUnknown {
-                true => gone(),
-                false => refused,
-            })?;
         let answered = parked.questions.iter().filter(|asked| asked.answered).map(Question::stream).collect();
-        let passage = Passage::new(self, &live, id).reading(reader, after, answered);
+        let passage = self.unpark(&live, (parked.stream(), parked.id.clone().into()), after, answered).await?;
         for answer in answers {
             if let Ok(envelope) = scan(&answer) {
                 self.answer(&live, &answer, &envelope).await;
@@ -221,6 +213,36 @@ impl Engine {
         }
         let asker = Asker::of(caller, served, request, meta);
         Ok(Course::new(self, asker, passage, None))
+    }
+
+    /// A call that waits, to be read on behind the event `after`; `answered` are its questions that need no answer any more.
+    ///
+    /// Cancel-safe: once begun it goes on, and a call that is found for nobody is cancelled. In between nobody would see to
+    /// it.
+    async fn unpark(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        (stream, id): (StreamId, Bytes),
+        after: u64,
+        answered: BTreeSet<StreamId>,
+    ) -> Result<Passage, Refused> {
+        let (engine, live) = (Arc::clone(self), Arc::clone(live));
+        let coming = spawn(async move {
+            let event =
+                EventId { tag: live.key.tag(), stream, sequence: after, last: false, request: Some(id.clone()) };
+            let cursor = event.to_string();
+            match engine.come_back(&live, event, cursor).await {
+                Ok(reader) => Ok(Passage::new(&engine, &live, id).reading(reader, after, answered)),
+                Err(refused) if refused.code == Code::EventUnknown => Err(gone()),
+                Err(refused) => {
+                    if let Some(stream) = live.stream(stream) {
+                        park(&engine, &live, id, stream.read(Some(after), None));
+                    }
+                    Err(refused)
+                }
+            }
+        });
+        coming.await.map_err(|_| Refused::new(Code::Internal, "the call could not be gone on with in the gateway"))?
     }
 }
 
