@@ -8,9 +8,9 @@
 //! as a [`RawClient`], of which every byte is known, or as an [`SdkClient`], a program on a real SDK in a process of its own.
 
 mod binaries;
+mod database;
 pub mod flags;
 mod gateway;
-mod locked;
 mod ports;
 mod procs;
 mod programs;
@@ -32,8 +32,8 @@ mod wait;
 mod wrapped;
 
 pub use binaries::{mainstay, repository, up_h as up_h_binary, up_p as up_p_binary, up_s as up_s_binary};
+pub use database::{Locked, age_streams};
 pub use gateway::{Gateway, Setup, Worker};
-pub use locked::Locked;
 pub use ports::lasting_port;
 pub use procs::{Proc, children, descendants, zombies};
 pub use programs::write_program;

@@ -1,7 +1,7 @@
 //! Stateless clients (2026-07-28) of servers that keep sessions, through conversations of the gateway's own (E3).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, Locked, StatelessClient, UpH, UpS, wait_until};
+use mainstay_tests::{Gateway, Locked, StatelessClient, UpH, UpS, age_streams, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -356,6 +356,47 @@ async fn e3_a_call_is_cancelled_whose_client_hangs_up_while_it_is_looked_for() -
         is_cancelled(&stand, server).await?;
     }
     Ok(())
+}
+
+#[tokio::test]
+async fn e3_a_call_that_nobody_comes_back_for_in_time_is_cancelled_by_whichever_worker_comes_next() -> Result<()> {
+    let mut stand = Stand::new().await?;
+    let client = able(&stand, "s")?;
+    client.result("tools/call", asking()).await?;
+    age_streams(&stand.gateway.state_dir())?;
+    stand.gateway.kill_worker().await?;
+    is_cancelled(&stand, "s").await
+}
+
+#[tokio::test]
+async fn t2_a_call_is_waited_for_from_when_its_client_was_sent_back() -> Result<()> {
+    let mut stand = Stand::new().await?;
+    let client = stand.client("s")?;
+    let params = json!({"name": "slow", "arguments": {"ms": 600_000}});
+    let mut calling = client.begin("tools/call", params.clone()).await?;
+    age_streams(&stand.gateway.state_dir())?;
+    let before = stand.gateway.worker().await?;
+    let config = format!("{}offer = \"both\"\npatience = \"9s\"\n", stand.up_s.toml("s")?);
+    stand.gateway.rewrite_config(&config)?;
+    let output = stand.gateway.cli(&["reload"]).await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let sent_back = calling.until(|message| message.get("method").is_none()).await?;
+    let before = stand.gateway.next_worker(before).await?;
+    whoami(&client).await?;
+    let is_told = |entry: &Value| entry["line"]["method"] == "notifications/cancelled";
+    assert!(!stand.up_s.trace()?.iter().any(is_told), "it is early");
+    let mut back = params;
+    back["requestState"] = sent_back["result"]["requestState"].clone();
+    let calling = client.begin("tools/call", back.clone()).await?;
+    assert!(calling.is_stream(), "it goes on");
+    // It is sent back once more, and does not come.
+    stand.gateway.rewrite_config(&config.replace("9s", "8s"))?;
+    let output = stand.gateway.cli(&["reload"]).await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    stand.gateway.next_worker(before).await?;
+    age_streams(&stand.gateway.state_dir())?;
+    stand.gateway.kill_worker().await?;
+    is_cancelled(&stand, "s").await
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Calls of stateless clients that outlive their clients and the worker as tasks (SEP-2663, E4).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, StatelessClient, UpH, UpS, wait_until};
+use mainstay_tests::{Gateway, StatelessClient, UpH, UpS, age_streams, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -238,6 +238,25 @@ async fn e4_what_a_task_asks_is_answered_once_even_over_the_death_of_the_worker(
     }
     let answers = stand.up_s.trace()?.iter().filter(|entry| entry["line"]["result"]["action"] == "accept").count();
     assert_eq!(answers, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn e4_a_task_is_no_call_that_somebody_had_to_come_back_for() -> Result<()> {
+    let mut stand = Stand::new().await?;
+    for server in ["h", "s"] {
+        let client = stand.client(server)?;
+        let task = id_of(&client.result("tools/call", slow()).await?)?;
+        let other = stand.client(server)?.with_capabilities(json!({"elicitation": {}}));
+        let asked = other.result("tools/call", asking()).await?;
+        ensure!(asked["resultType"] == "input_required", "{asked}");
+        age_streams(&stand.gateway.state_dir())?;
+        stand.gateway.kill_worker().await?;
+        stand.whoami(server).await?;
+        wait_until("the other call to be cancelled", BOUND, async || stand.cancelled(server).await == 1).await?;
+        reached(&client, &task, "working").await?;
+        assert_eq!(stand.cancelled(server).await, 1, "{server}");
+    }
     Ok(())
 }
 

@@ -392,6 +392,11 @@ impl Engine {
         self.held.lock().iter().map(|(key, held)| (*key, held.label.clone(), held.open.len())).collect()
     }
 
+    /// Whether the child that is held for a session has calls open.
+    pub(crate) fn has_open_calls(&self, key: &SessionKey) -> bool {
+        self.held.lock().get(key).is_some_and(|held| !held.open.is_empty())
+    }
+
     /// The sessions whose children are held.
     pub(crate) fn held_keys(&self) -> Vec<SessionKey> {
         self.held.lock().keys().copied().collect()

@@ -10,6 +10,7 @@
 
 mod course;
 mod hearing;
+mod left;
 mod passage;
 mod rounds;
 mod task;
@@ -165,10 +166,7 @@ impl Engine {
         for _ in 0..LOOKS_MAX {
             if let Some(key) = self.conversations.key(wish.mark) {
                 match self.find_key(key, caller, served).await {
-                    Ok(entry) => {
-                        self.attend(&entry);
-                        return Ok(entry);
-                    }
+                    Ok(entry) => return Ok(entry),
                     Err(refused) if is_over(refused.code) => self.conversations.forget(wish.mark, key),
                     Err(refused) => return Err(refused),
                 }
@@ -241,6 +239,13 @@ impl Engine {
             }
         }
         found.into_iter().map(|(mark, (_, key))| (mark, key)).collect()
+    }
+
+    /// Goes on with a conversation that has just come back into memory.
+    pub(crate) fn take_conversation_up(self: &Arc<Self>, live: &Arc<Live>) {
+        self.attend(live);
+        let (engine, live) = (Arc::clone(self), Arc::clone(live));
+        spawn(async move { engine.see_to_left(&live).await });
     }
 
     /// What the server of `live` said of itself when its session was opened, or, while it is down, what is known of it. An

@@ -213,7 +213,7 @@ impl Engine {
         let arrival = self.expect(stored.key);
         let held = self.take_held(&stored.key);
         let link = Link::restore(&self.upstreams, &served.server, handshake, remembered, held, self.notices.clone());
-        let key = stored.key;
+        let (key, is_conversation) = (stored.key, conversation::is_conversation(stored));
         let live = Live::new(Parts {
             session,
             server: Arc::clone(&served.server),
@@ -225,6 +225,9 @@ impl Engine {
             heard,
         });
         arrival.complete(&live);
+        if is_conversation {
+            self.take_conversation_up(&live);
+        }
         self.metrics.restored("resumed");
         tracing::info!(session = %session_ref, server = %served.server.name, "session restored");
         Ok(live)

@@ -208,6 +208,11 @@ impl Stream {
         is_ours && self.keep(content).is_ok()
     }
 
+    /// Whether anybody has ever read it in this worker.
+    pub fn was_read(&self) -> bool {
+        self.log.lock().reader > 0
+    }
+
     /// Whether a reader has taken everything that was appended.
     pub fn is_delivered(&self) -> bool {
         self.log.lock().is_delivered()

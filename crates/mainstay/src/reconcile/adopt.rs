@@ -1,5 +1,5 @@
-//! Looks after children that an earlier worker left in custody: those whose session lives wait for its return, those
-//! without a session, and those of a server that is defined otherwise now, are ended (S9, C1, T4). A session that ends later takes its child with it by itself.
+//! Looks after children that an earlier worker left in custody: those whose session lives wait for its return, but for
+//! conversations with calls that nobody may come back for; those without a session, and those of a server that is defined otherwise now, are ended (S9, C1, T4). A session that ends later takes its child with it by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use mainstay_store::Stored;
 use mainstay_upstream::Why;
 
 use crate::engine::Engine;
+use crate::engine::conversation::is_conversation;
 
 /// Goes through the held children once, holding on while the ledger cannot be read.
 pub async fn run(engine: Arc<Engine>) {
@@ -15,7 +16,12 @@ pub async fn run(engine: Arc<Engine>) {
     for key in engine.held_keys() {
         loop {
             match engine.store.find(key).await {
-                Ok(Stored::Live(_)) => break,
+                Ok(Stored::Live(record)) => {
+                    if is_conversation(&record) && engine.has_open_calls(&key) {
+                        engine.wake_for_left(key).await;
+                    }
+                    break;
+                }
                 Ok(Stored::Ended(_) | Stored::Absent | Stored::Unreadable(_)) => {
                     engine.dismiss_held(key, Why::SessionEnded);
                     break;

@@ -114,6 +114,8 @@ pub struct StreamRecord {
     pub ending: Option<Ending>,
     /// How far the server's own stream was read: what comes up to here is known already.
     pub source: Option<Source>,
+    /// When something of it was last kept, or taken by a client, or its owner changed.
+    pub changed_at: Timestamp,
 }
 
 /// A number that is not written any more.

@@ -111,7 +111,7 @@ impl Database {
         let mut records = Vec::new();
         let values = params![wide(claim.counter), wide(claim.nonce), wide(StreamId::LISTEN), column(limit as u64)];
         self.each(OPEN_CALLS, values, |row| {
-            let session = SessionKey::from_bytes(row.get(11)?);
+            let session = SessionKey::from_bytes(row.get(12)?);
             records.push((session, self.record(session, row)?));
             Ok(true)
         })?;
@@ -140,6 +140,7 @@ impl Database {
             ending: Ending::of(row.get(6)?).flatten(),
             source: source.and_then(Source::decode),
             call: call.and_then(Call::decode),
+            changed_at: Timestamp::from_unix_millis(narrow(row.get(11)?)),
         })
     }
 }
@@ -168,18 +169,18 @@ const CLAIM: &str = "UPDATE streams SET claim_counter = ?2, claim_nonce = ?3, ch
     WHERE id = ?1";
 pub(super) const RECORD: &str =
     "SELECT s.epoch, s.number, s.claim_counter, s.claim_nonce, s.last_sequence, s.delivered, s.ending,
-        s.source_key_id, s.source, c.key_id, c.sealed
+        s.source_key_id, s.source, c.key_id, c.sealed, s.changed_at
     FROM sessions n JOIN streams s ON s.session = n.id LEFT JOIN calls c ON c.stream = s.id
     WHERE n.session = ?1 AND s.epoch = ?2 AND s.number = ?3";
 const RECORDS: &str =
     "SELECT s.epoch, s.number, s.claim_counter, s.claim_nonce, s.last_sequence, s.delivered, s.ending,
-        s.source_key_id, s.source, c.key_id, c.sealed
+        s.source_key_id, s.source, c.key_id, c.sealed, s.changed_at
     FROM sessions n JOIN streams s ON s.session = n.id LEFT JOIN calls c ON c.stream = s.id
     WHERE n.session = ?1 ORDER BY s.epoch, s.number LIMIT ?2";
 /// Looks at every stream: it is asked once, by a worker that starts beside another.
 const OPEN_CALLS: &str =
     "SELECT s.epoch, s.number, s.claim_counter, s.claim_nonce, s.last_sequence, s.delivered, s.ending,
-        s.source_key_id, s.source, c.key_id, c.sealed, n.session
+        s.source_key_id, s.source, c.key_id, c.sealed, s.changed_at, n.session
     FROM streams s JOIN calls c ON c.stream = s.id JOIN sessions n ON n.id = s.session
     WHERE s.ending = 0 AND s.claim_counter = ?1 AND s.claim_nonce = ?2 AND s.number <> ?3
     ORDER BY s.epoch, s.number LIMIT ?4";

@@ -135,6 +135,7 @@ mod tests {
             delivered: 0,
             ending,
             source: None,
+            changed_at: Timestamp::from_unix_millis(0),
         }
     }
 

@@ -200,7 +200,6 @@ impl Engine {
             false => refused,
         })?;
         let live = Arc::clone(&entry);
-        self.attend(&live);
         let answers: Vec<_> =
             parked.questions.iter_mut().filter_map(|question| take_answer(question, request)).collect();
         let after = parked.resumes_after();
@@ -219,7 +218,7 @@ impl Engine {
     ///
     /// Cancel-safe: once begun it goes on, and a call that is found for nobody is cancelled. In between nobody would see to
     /// it.
-    async fn unpark(
+    pub(super) async fn unpark(
         self: &Arc<Self>,
         live: &Arc<Live>,
         (stream, id): (StreamId, Bytes),
@@ -259,6 +258,8 @@ fn take_answer(question: &mut Question, request: &Request) -> Option<Bytes> {
 /// Waits beside a call that waits for its client, and cancels it if that does not come back in time.
 pub(super) fn park(engine: &Arc<Engine>, live: &Arc<Live>, id: Bytes, reader: Reader) {
     let (engine, live) = (Arc::clone(engine), Arc::clone(live));
+    // A worker that comes after this one waits for the rest of the time.
+    reader.note_wait();
     spawn(async move {
         tokio::select! {
             () = reader.displaced() => return,
@@ -280,7 +281,7 @@ pub(super) fn server_info(engine: &Engine, live: &Live) -> Option<Bytes> {
 }
 
 /// How long a call waits for its client to come back: long enough for a person, not for ever.
-const PARKED_MAX: Duration = Duration::from_mins(10);
+pub(super) const PARKED_MAX: Duration = Duration::from_mins(10);
 /// How long a question waits for others that the server asks in the same breath.
 const GATHER_MAX: Duration = Duration::from_millis(10);
 /// More than any state of the gateway's own has.

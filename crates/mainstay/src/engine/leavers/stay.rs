@@ -36,6 +36,10 @@ impl Engine {
             let is_apart = |call: &InFlight| call.setting.is_some() || !batched.contains(&call.stream);
             for call in own_calls(&live).into_iter().filter(is_apart) {
                 recorded.insert((live.key, call.stream));
+                // One with a stream is on record with that, which may say more of it.
+                if call.setting.is_none() && live.stream(call.stream).is_some() {
+                    continue;
+                }
                 self.note_call(
                     live.key,
                     call.stream,

@@ -119,6 +119,12 @@ impl Reader {
         None
     }
 
+    /// Puts on record that the stream is waited for from now on.
+    pub fn note_wait(&self) {
+        // Which says nothing but when.
+        self.stream.note(Content::Delivered(0));
+    }
+
     /// The stream that is read.
     pub fn stream_id(&self) -> StreamId {
         self.stream.id

@@ -79,17 +79,21 @@ async fn r4_a_call_is_known_with_how_far_it_came() {
             delivered: 0,
             ending: None,
             source: None,
+            changed_at: at(0),
         };
         assert_eq!(journal.find(key(1), stream(1)).await.unwrap().as_ref(), Some(&expected));
         put(&journal, [entry(Content::Event(event(1))), entry(Content::Event(event(2)))]).await.unwrap();
-        (expected.last_sequence, expected.source) = (2, Some(Source::Frame(20)));
+        (expected.last_sequence, expected.source, expected.changed_at) = (2, Some(Source::Frame(20)), at(2));
         assert_eq!(journal.find(key(1), stream(1)).await.unwrap().as_ref(), Some(&expected));
         let reached = Source::EventId("upstream-7".into());
         put(&journal, [entry(Content::Reached(reached.clone())), entry(Content::Delivered(99))]).await.unwrap();
         (expected.delivered, expected.source) = (2, Some(reached));
         assert_eq!(journal.find(key(1), stream(1)).await.unwrap().as_ref(), Some(&expected));
+        put(&journal, [Entry { at: at(4), ..entry(Content::Delivered(0)) }]).await.unwrap();
+        expected.changed_at = at(4);
+        assert_eq!(journal.find(key(1), stream(1)).await.unwrap().as_ref(), Some(&expected));
         put(&journal, [entry(Content::Event(Event { source: None, ..last(5) }))]).await.unwrap();
-        (expected.last_sequence, expected.ending) = (5, Some(Ending::Answered));
+        (expected.last_sequence, expected.ending, expected.changed_at) = (5, Some(Ending::Answered), at(5));
         assert_eq!(journal.find(key(1), stream(1)).await.unwrap().as_ref(), Some(&expected));
         assert_eq!(journal.streams(key(1), 9).await.unwrap(), [expected]);
     })
