@@ -230,6 +230,18 @@ async fn e3_what_an_earlier_worker_has_subscribed_to_is_taken_back_unless_somebo
 }
 
 #[tokio::test]
+async fn u4_who_listens_hears_that_resources_may_have_changed_once_their_servers_session_was_lost() -> Result<()> {
+    let stand = Stand::new().await?;
+    let client = stand.client("h")?;
+    let mut listening = listen_for_it(&client).await?;
+    stand.up_h.forget().await?;
+    whoami(&client).await?;
+    assert_eq!(heard(&mut listening, 1).await?, [UPDATED]);
+    assert_eq!(subscriptions(&client).await?, json!([RESOURCE]));
+    Ok(())
+}
+
+#[tokio::test]
 async fn e4_who_listens_for_what_nobody_listened_for_meanwhile_hears_that_it_may_have_changed() -> Result<()> {
     let stand = Stand::new().await?;
     let client = stand.client("h")?;

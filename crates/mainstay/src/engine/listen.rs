@@ -218,6 +218,7 @@ impl Engine {
                 self.store.hint(Write::Audit(entry));
                 live.leave_notice(remade_notice(&live, &reason));
                 drop(noted);
+                self.tell_of_gap(&live);
                 if lists != ListsChanged::Same {
                     say_lists_changed(&live);
                 }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use dashmap::Entry as Place;
 use mainstay_core::code::Code;
 use mainstay_core::limit::Limit;
-use mainstay_core::wire::envelope::{Envelope, Kind, scan};
+use mainstay_core::wire::envelope::{Kind, scan};
 use mainstay_core::wire::modern::hearing::{Change, Wanted, tagged};
 use mainstay_upstream::Listening;
 use parking_lot::Mutex;
@@ -49,8 +49,7 @@ impl Hearing {
         self.live.ptr_eq(&Arc::downgrade(live))
     }
 
-    fn say(&self, message: Bytes, envelope: &Envelope) {
-        let Some(change) = Change::of(&message, envelope) else { return };
+    fn say(&self, change: Change, message: Bytes) {
         let mut past = self.past.lock();
         past.note(change.clone());
         // Nobody may be there.
@@ -168,11 +167,27 @@ impl Engine {
             let Ok(envelope) = scan(&message) else { continue };
             match envelope.kind {
                 Kind::Request => decline(self, live, &message, &envelope),
-                Kind::Notification => hearing.say(message, &envelope),
+                Kind::Notification => {
+                    if let Some(change) = Change::of(&message, &envelope) {
+                        hearing.say(change, message);
+                    }
+                }
                 Kind::Result | Kind::Error => {}
             }
         }
         self.conversations.hearings.remove_if(&live.key, |_, known| Arc::ptr_eq(known, hearing));
+    }
+
+    /// Tells who listens in a conversation that the resources there may have changed: its server has lost the session, and
+    /// what it would have said of them meanwhile.
+    pub(crate) fn tell_of_gap(&self, live: &Live) {
+        let Some(hearing) = self.conversations.hearings.get(&live.key).map(|hearing| Arc::clone(&hearing)) else {
+            return;
+        };
+        for change in subscriptions::agreed(live).into_iter().map(Change::Resource) {
+            let message = change.notification().into();
+            hearing.say(change, message);
+        }
     }
 
     /// Listens in a conversation for what the request `id` wants: the first message says what of it will be heard.

@@ -153,7 +153,7 @@ impl Engine {
 }
 
 /// What the server has agreed to tell of.
-fn agreed(live: &Live) -> BTreeSet<Box<str>> {
+pub(super) fn agreed(live: &Live) -> BTreeSet<Box<str>> {
     live.link.record().map(|record| record.subscriptions).unwrap_or_default()
 }
 
