@@ -1,5 +1,7 @@
 //! The cursor that validates JSON text as it passes over it, and the byte search under it.
 
+use memchr::memchr2;
+
 use super::{ScanError, Span};
 
 /// A cursor over JSON text. Each step validates what it passes.
@@ -226,44 +228,68 @@ fn hex4(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// Where, from `from` on, the first quote, backslash or control character stands; the end if there is none.
 ///
-/// Eight bytes at a time find it exactly; once a string proves long, blocks that the compiler makes vector code of
-/// pass most of it.
+/// The beginning is looked at a word at a time, since most strings are short; the rest of a long one is left to vector code.
 pub(super) fn next_special(bytes: &[u8], from: usize) -> usize {
     let mut at = from;
-    while let Some(word) = bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) {
-        let marks = special_marks(u64::from_le_bytes(*word));
+    while at - from < SHORT_BYTES {
+        let Some(word) = word_at(bytes, at) else { break };
+        let marks = special_marks(word);
         if marks != 0 {
-            return at + marks.trailing_zeros() as usize / 8;
+            return at + first_mark(marks);
         }
-        at += 8;
-        if at - from >= BLOCK_BYTES {
-            while bytes.get(at..).and_then(<[u8]>::first_chunk::<BLOCK_BYTES>).is_some_and(is_plain) {
-                at += BLOCK_BYTES;
-            }
-        }
+        at += WORD_BYTES;
     }
-    let tail = bytes.get(at..).unwrap_or_default();
-    at + tail.iter().position(|&byte| is_special(byte)).unwrap_or(tail.len())
+    let rest = bytes.get(at..).unwrap_or_default();
+    let plain = &rest[..memchr2(b'"', b'\\', rest).unwrap_or(rest.len())];
+    at + first_control(plain)
 }
 
-/// The high bit of each byte of `word` that is special. Above the lowest mark others may be false, by borrowing.
+/// Where the first control character stands; the end if there is none.
+fn first_control(bytes: &[u8]) -> usize {
+    let mut at = 0;
+    while bytes.get(at..).and_then(<[u8]>::first_chunk::<BLOCK_BYTES>).is_some_and(is_plain) {
+        at += BLOCK_BYTES;
+    }
+    while let Some(word) = word_at(bytes, at) {
+        let marks = below(word, 0x20) & HIGH_BITS;
+        if marks != 0 {
+            return at + first_mark(marks);
+        }
+        at += WORD_BYTES;
+    }
+    let tail = bytes.get(at..).unwrap_or_default();
+    at + tail.iter().position(|&byte| byte < 0x20).unwrap_or(tail.len())
+}
+
+fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk::<WORD_BYTES>().map(|word| u64::from_le_bytes(*word))
+}
+
+/// Which byte of a word the lowest mark is on. Above it others may be false, by borrowing.
+fn first_mark(marks: u64) -> usize {
+    marks.trailing_zeros() as usize / 8
+}
+
+/// The high bit of each byte of `word` that is special.
 fn special_marks(word: u64) -> u64 {
-    const ONES: u64 = u64::MAX / 0xff;
-    let below = |word: u64, bound: u64| word.wrapping_sub(ONES * bound) & !word;
-    let control = below(word, 0x20);
     let quote = below(word ^ (ONES * 0x22), 1);
     let backslash = below(word ^ (ONES * 0x5c), 1);
-    (control | quote | backslash) & (ONES * 0x80)
+    (below(word, 0x20) | quote | backslash) & HIGH_BITS
+}
+
+/// Has the high bit of each byte of `word` that is below `bound`, which is at most 0x80.
+fn below(word: u64, bound: u64) -> u64 {
+    word.wrapping_sub(ONES * bound) & !word
 }
 
 fn is_plain(block: &[u8; BLOCK_BYTES]) -> bool {
-    block.iter().fold(0, |found, &byte| found | u8::from(is_special(byte))) == 0
+    block.iter().fold(0, |found, &byte| found | u8::from(byte < 0x20)) == 0
 }
 
-const fn is_special(byte: u8) -> bool {
-    (byte < 0x20) | (byte == b'"') | (byte == b'\\')
-}
-
+const ONES: u64 = u64::MAX / 0xff;
+const HIGH_BITS: u64 = ONES * 0x80;
+const WORD_BYTES: usize = 8;
+const SHORT_BYTES: usize = 2 * WORD_BYTES;
 const BLOCK_BYTES: usize = 32;
 
 #[cfg(test)]
@@ -279,7 +305,8 @@ mod tests {
             from in 0..20_usize,
         ) {
             let from = from.min(bytes.len());
-            let expected = bytes[from..].iter().position(|&byte| is_special(byte));
+            let is_special = |&byte: &u8| byte < 0x20 || byte == b'"' || byte == b'\\';
+            let expected = bytes[from..].iter().position(is_special);
             prop_assert_eq!(next_special(&bytes, from), expected.map_or(bytes.len(), |at| from + at));
         }
     }
