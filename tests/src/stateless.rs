@@ -17,6 +17,7 @@ pub struct StatelessClient {
     name: String,
     handle: Option<String>,
     bearer: Option<String>,
+    agent: Option<String>,
     capabilities: Value,
     next: AtomicU64,
 }
@@ -35,6 +36,7 @@ impl StatelessClient {
             name,
             handle: None,
             bearer: None,
+            agent: None,
             capabilities: json!({}),
             next: AtomicU64::new(1),
         })
@@ -56,6 +58,12 @@ impl StatelessClient {
     #[must_use]
     pub fn with_bearer(self, token: &str) -> StatelessClient {
         StatelessClient { bearer: Some(token.to_owned()), ..self }
+    }
+
+    /// The same client of an agent that says its name.
+    #[must_use]
+    pub fn with_agent(self, agent: &str) -> StatelessClient {
+        StatelessClient { agent: Some(agent.to_owned()), ..self }
     }
 
     /// The same client, which can do that.
@@ -100,6 +108,9 @@ impl StatelessClient {
         }
         if let Some(handle) = &self.handle {
             request = request.header("x-mainstay-client", handle);
+        }
+        if let Some(agent) = &self.agent {
+            request = request.header("x-agent-name", agent);
         }
         if let Some(token) = &self.bearer {
             request = request.bearer_auth(token);

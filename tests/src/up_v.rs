@@ -146,6 +146,11 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
         ("tools/call" | "prompts/get", "ask" | "ask_elsewhere" | "ask_late") => {
             whole(200, ECHOED.replace("ID", &id.to_string()))
         }
+        ("tools/call", "job") => whole(200, MADE.replace("ID", &id.to_string())),
+        ("tasks/get" | "tasks/update" | "tasks/cancel", _) => {
+            let state = json!({"resultType": "complete", "taskId": message["params"]["taskId"], "status": "working"});
+            whole(200, json!({"jsonrpc": "2.0", "id": id, "result": state}).to_string())
+        }
         ("tools/call", "silent") => {
             let _open = open;
             std::future::pending().await
@@ -198,6 +203,11 @@ const DISCOVERED: &str = r#"{"jsonrpc":"2.0","id":ID,"result":{"resultType":"com
 const ASKED: &str = concat!(
     r#"{"id":ID, "result":{"inputRequests":{"k":{"method":"roots/list","params":{"n":1.0}}},"#,
     r#""requestState":"r\u00e9\/1" ,"resultType":"input_required"},"jsonrpc":"2.0"}"#
+);
+/// A task of its own, with what a program that reads and writes it anew would change.
+const MADE: &str = concat!(
+    r#"{"id":ID, "result":{"resultType":"task","ttlMs":1.0e6,"taskId":"t\u00e9\/1" ,"status":"working"},"#,
+    r#""jsonrpc":"2.0"}"#
 );
 /// With blanks, a number and members that a program that reads and writes it anew would change.
 const ECHOED: &str = r#"{ "result":{"resultType":"complete","content":[ ],"n":1.0,"n2":12345678901234567890123}, "id":ID,"jsonrpc":"2.0"}"#;

@@ -1,8 +1,8 @@
-//! Requests of stateless clients that take several rounds: the state that a server hands out comes back to it only from whom
-//! it was given to, and for what (E2; 2026-07-28, Multi Round-Trip Requests).
+//! What a modern server hands out to be brought back, the state of a round and the ids of its tasks: it comes back only from
+//! whom it was given to, and for what (E2; 2026-07-28, Multi Round-Trip Requests; SEP-2663).
 
 use anyhow::{Context as _, Result, ensure};
-use mainstay_tests::{Gateway, UpV, within};
+use mainstay_tests::{Gateway, StatelessClient, UpV, within};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -144,4 +144,37 @@ async fn e2_a_state_outlives_the_worker_the_gateway_and_a_rotation_of_the_keys()
     let later = Ask { state: Some(&FIRST.state(&url).await?), ..FIRST }.send(&url).await?.0;
     assert_eq!(later, 200, "one that was given out after the rotation");
     Ok(())
+}
+
+#[tokio::test]
+async fn e2_i_the_id_of_a_servers_task_is_good_for_the_principal_that_it_was_given_to_alone() -> Result<()> {
+    let (server, mut gateway, url) = stand().await?;
+    let elsewhere = gateway.url("other")?;
+    let client = |agent: &str, url: &str| {
+        let able = json!({"extensions": {"io.modelcontextprotocol/tasks": {}}});
+        anyhow::Ok(StatelessClient::new(url)?.with_agent(agent).with_capabilities(able))
+    };
+    let amy = client("amy", &url)?;
+    let made = amy.result("tools/call", json!({"name": "job", "arguments": {}})).await?;
+    let id = made["taskId"].as_str().context("an id")?.to_owned();
+    assert!(made["status"] == "working" && id != "t\u{e9}/1", "{made}");
+    gateway.kill_worker().await?;
+    for (asked, method) in (1..).zip(["tasks/get", "tasks/update", "tasks/cancel"]) {
+        let params = json!({"taskId": id, "inputResponses": {}});
+        let answer = amy.result(method, params.clone()).await?;
+        assert_eq!(answer["taskId"], id, "the client's own id: {answer}");
+        let came = server.seen(method).pop().context("the request")?;
+        assert_eq!(serde_json::from_slice::<Value>(&came.body)?["params"]["taskId"], "t\u{e9}/1");
+        assert!(came.headers.contains_key("mcp-name") && came.headers["mcp-name"] != *id, "made of what the body says");
+        for (what, client, id) in [
+            ("another principal", client("bob", &url)?, &*id),
+            ("another server", client("amy", &elsewhere)?, &*id),
+            ("the server's own", client("bob", &url)?, "t\u{e9}/1"),
+        ] {
+            let (status, answer) = client.request(method, json!({"taskId": id, "inputResponses": {}})).await?;
+            assert_eq!((status, &answer["error"]["code"]), (400, &json!(-32602)), "{what}: {answer}");
+        }
+        assert_eq!(server.seen(method).len(), 1, "{asked}: the server has seen none of them");
+    }
+    gateway.assert_clean_log(&[])
 }

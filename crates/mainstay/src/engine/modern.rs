@@ -2,12 +2,15 @@
 //! session, nothing to remember, and nothing to come back to.
 
 pub mod attendance;
+pub mod handed;
 pub mod round;
+pub mod task_ids;
 
 use bytes::Bytes;
 use mainstay_core::wire::modern::Era;
 use mainstay_upstream::{Failure, Forwarded, Server, Stateless};
 
+use self::handed::Handed;
 use crate::engine::{Engine, Refused, Served, call};
 
 /// Which era of the protocol an endpoint offers (E0).
@@ -73,13 +76,12 @@ impl Engine {
         forwarded.map_err(|failure| self.not_forwarded(served, &failure))
     }
 
-    /// A server's `answer` for the client of `round`, its state sealed.
+    /// A `message` of a server for its client, with what it hands out sealed.
     ///
     /// # Errors
     /// The state is too large, and the client is not to have the answer.
-    pub fn sealed(&self, served: &Served, round: Option<&round::Round>, answer: Bytes) -> Result<Bytes, Refused> {
-        let Some(round) = round else { return Ok(answer) };
-        round.sealed(&self.keyring, self.now(), answer).map_err(|fault| {
+    pub fn sealed(&self, served: &Served, handed: &Handed, message: Bytes) -> Result<Bytes, Refused> {
+        handed.sealed(&self.keyring, self.now(), message).map_err(|fault| {
             let (server, problem) = (served.server.name.clone(), fault.to_string().into());
             self.not_forwarded(served, &Failure::Protocol { server, problem })
         })

@@ -25,6 +25,8 @@ pub enum Kind {
     Parked,
     /// Where a task runs.
     Task,
+    /// A modern server's own `taskId`.
+    ServerTask,
 }
 
 impl Kind {
@@ -34,6 +36,7 @@ impl Kind {
             Self::ServerState => b"server-state",
             Self::Parked => b"parked",
             Self::Task => b"task",
+            Self::ServerTask => b"server-task",
         }
     }
 }

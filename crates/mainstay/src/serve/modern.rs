@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::engine::call::{Request, refusal_data};
 use crate::engine::modern::attendance::{Attending, Stay};
-use crate::engine::modern::round::Round;
+use crate::engine::modern::handed::Handed;
 use crate::engine::modern::{GATEWAY_ERROR, cut_off};
 use crate::engine::stream::{KEEP_ALIVE, STILL_HERE};
 use crate::engine::tally::Counted;
@@ -67,11 +67,11 @@ pub(super) async fn answer(
     attending: Attending,
 ) -> Response<Answer> {
     let began = Instant::now();
-    let round = Round::of(caller, served, request);
-    let checked = checked(headers, request, meta).and_then(|stateless| opened(front, round.as_ref(), stateless));
+    let mut handed = Handed::of(caller, served, request);
+    let checked = checked(headers, request, meta).and_then(|stateless| opened(front, &mut handed, stateless));
     let (response, outcome) = match checked {
         Err(fault) => (fault.response(&request.id()), Some(Code::RequestInvalid)),
-        Ok(stateless) => match passed_on(front, served, (request, round), &stateless, attending).await {
+        Ok(stateless) => match passed_on(front, served, (request, handed), &stateless, attending).await {
             Ok(response) => (response, None),
             Err(refused) => (refuse(front, served, &refused, &request.id()), Some(refused.code)),
         },
@@ -80,10 +80,9 @@ pub(super) async fn answer(
     response
 }
 
-/// The request with the state in it that its server gave out.
-fn opened(front: &Front, round: Option<&Round>, stateless: Stateless) -> Result<Stateless, Fault> {
-    let Some(round) = round else { return Ok(stateless) };
-    let opened = round.opened(&front.engine.keyring, front.engine.now());
+/// The request with what its server had handed out.
+fn opened(front: &Front, handed: &mut Handed, stateless: Stateless) -> Result<Stateless, Fault> {
+    let opened = handed.opened(&front.engine.keyring, front.engine.now(), &stateless.message);
     let message = opened.map_err(|fault| Fault::bad(modern::INVALID_PARAMS, fault.to_string()))?;
     Ok(Stateless { message, ..stateless })
 }
@@ -92,16 +91,16 @@ fn opened(front: &Front, round: Option<&Round>, stateless: Stateless) -> Result<
 async fn passed_on(
     front: &Arc<Front>,
     served: &Served,
-    (request, round): (&Request, Option<Round>),
+    (request, handed): (&Request, Handed),
     stateless: &Stateless,
     attending: Attending,
 ) -> Result<Response<Answer>, Refused> {
     let counted = (served.stateless.enter(), attending);
     Ok(match front.engine.forward(served, stateless).await? {
         Forwarded::Accepted => reply::empty(StatusCode::ACCEPTED),
-        Forwarded::Whole(status, message) => whole(status, front.engine.sealed(served, round.as_ref(), message)?),
+        Forwarded::Whole(status, message) => whole(status, front.engine.sealed(served, &handed, message)?),
         Forwarded::Events(relay) => {
-            reply::streaming(Relaying::new(front, served, (request, round, relay), counted).chunks())
+            reply::streaming(Relaying::new(front, served, (request, handed, relay), counted).chunks())
         }
     })
 }
@@ -226,7 +225,7 @@ struct Relaying {
     server: String,
     id: Bytes,
     listens: bool,
-    round: Option<Round>,
+    handed: Handed,
     relay: Relay,
     end: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// None for a stream that a client listens to: nobody waits for that.
@@ -238,7 +237,7 @@ impl Relaying {
     fn new(
         front: &Arc<Front>,
         served: &Served,
-        (request, round, relay): (&Request, Option<Round>, Relay),
+        (request, handed, relay): (&Request, Handed, Relay),
         (counted, attending): (Counted, Attending),
     ) -> Self {
         let listens = is_listen(request);
@@ -249,7 +248,7 @@ impl Relaying {
             server: served.server.name.as_str().to_owned(),
             id: request.id(),
             listens,
-            round,
+            handed,
             relay,
             end,
             _counted: (!listens).then_some(counted),
@@ -274,7 +273,7 @@ impl Relaying {
             () = tokio::time::sleep(KEEP_ALIVE) => return Some((STILL_HERE, true)),
         };
         match relayed {
-            Ok(Relayed::Notification(message)) => Some((event(&message), true)),
+            Ok(Relayed::Notification(message)) => Some((event(&self.sealed(message)), true)),
             Ok(Relayed::Answer(message)) => Some((event(&self.sealed(message)), false)),
             // Who listens comes back by itself, and is told of nothing that it could do otherwise.
             Err(_) if self.listens => None,
@@ -287,10 +286,10 @@ impl Relaying {
         }
     }
 
-    /// The answer for the client, or why it must not have it.
+    /// A message for the client, or why it must not have it.
     fn sealed(&self, message: Bytes) -> Bytes {
         let engine = &self.front.engine;
-        let sealed = engine.served(&self.server).and_then(|served| engine.sealed(served, self.round.as_ref(), message));
+        let sealed = engine.served(&self.server).and_then(|served| engine.sealed(served, &self.handed, message));
         sealed.unwrap_or_else(|refused| failure_message(&refused, &self.id))
     }
 
