@@ -1,9 +1,12 @@
 //! Calls of stateless clients that outlive their clients and the worker as tasks (SEP-2663, E4).
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use mainstay_tests::{Gateway, StatelessClient, UpH, UpS, age_streams, wait_until};
 use serde_json::{Value, json};
+use std::process::Stdio;
 use std::time::Duration;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::Command;
 
 const BOUND: Duration = Duration::from_secs(60);
 const TASKS: &str = "io.modelcontextprotocol/tasks";
@@ -124,6 +127,53 @@ async fn e4_a_long_call_declared_as_a_task_survives_the_death_of_the_worker_and_
             // What was fetched once is kept.
             stand.gateway.kill_worker().await?;
         }
+    }
+    Ok(())
+}
+
+/// Calls a tool once, tells what it is answered with, and stays.
+const CALLER: &str = "
+import sys, time, urllib.request
+headers = dict(pair.split('=', 1) for pair in sys.argv[2:])
+answer = urllib.request.urlopen(urllib.request.Request(sys.argv[1], sys.stdin.buffer.read(), headers))
+for line in answer:
+    print(line.decode().strip().removeprefix('data:').strip(), flush=True)
+time.sleep(600)
+";
+
+#[tokio::test]
+async fn e4_a_task_survives_sigkill_of_its_clients_process_and_of_the_worker() -> Result<()> {
+    let mut stand = Stand::new().await?;
+    for server in ["h", "s"] {
+        let client = stand.client(server)?;
+        let params = json!({"name": "prog", "arguments": {"n": 60, "delay_ms": 50}});
+        let mut process = Command::new("python3")
+            .args(["-c", CALLER, &stand.gateway.url(server)?])
+            .args(["Accept=application/json, text/event-stream", "Content-Type=application/json"])
+            .args(["MCP-Protocol-Version=2026-07-28", "Mcp-Method=tools/call", "Mcp-Name=prog"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let message = client.message("tools/call", params).to_string();
+        process.stdin.take().context("its input")?.write_all(message.as_bytes()).await?;
+        let mut said = BufReader::new(process.stdout.take().context("its output")?).lines();
+        let answer = tokio::time::timeout(BOUND, async {
+            while let Some(line) = said.next_line().await? {
+                if let Ok(answer) = serde_json::from_str::<Value>(&line) {
+                    return Ok(answer);
+                }
+            }
+            bail!("the client said nothing")
+        })
+        .await??;
+        let task = id_of(&answer["result"])?;
+        // SIGKILL, as the worker below.
+        process.kill().await?;
+        stand.gateway.kill_worker().await?;
+        let done = reached(&stand.client(server)?, &task, "completed").await?;
+        assert_eq!(done["result"]["content"][0]["text"], "60 steps done", "{done}");
+        assert_eq!(stand.calls(server, "prog").await?, 1, "{server}: called once");
     }
     Ok(())
 }
