@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
+use aws_lc_rs::aead::{AES_256_GCM, Aad, MAX_TAG_LEN, NONCE_LEN, Nonce, RandomizedNonceKey};
 use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::{constant_time, hmac};
 use mainstay_core::id::{SessionId, SessionKey};
@@ -205,11 +205,20 @@ impl Keyring {
 
     /// `plain` so that only this keyring reads it, and only as what is stored under `key`.
     pub fn seal(&self, purpose: Purpose, key: &[u8], plain: &[u8]) -> Sealed {
-        let mut text = plain.to_vec();
+        self.seal_joined(purpose, key, &[plain])
+    }
+
+    /// The same of `parts` one after the other. They are copied once, however large they are.
+    pub(crate) fn seal_joined(&self, purpose: Purpose, key: &[u8], parts: &[&[u8]]) -> Sealed {
+        let plain_bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let mut bytes = Vec::with_capacity(NONCE_LEN + plain_bytes + MAX_TAG_LEN);
+        bytes.resize(NONCE_LEN, 0);
+        parts.iter().for_each(|part| bytes.extend_from_slice(part));
         let aad = Aad::from(bound(purpose, key));
-        let sealing = &self.newest.sealing;
-        let nonce = sealing.seal_in_place_append_tag(aad, &mut text).expect("a row is far below AES-GCM's 64 GiB");
-        let bytes = [nonce.as_ref().as_slice(), &text].concat();
+        let sealed = self.newest.sealing.seal_in_place_separate_tag(aad, &mut bytes[NONCE_LEN..]);
+        let (nonce, tag) = sealed.expect("a row is far below AES-GCM's 64 GiB");
+        bytes[..NONCE_LEN].copy_from_slice(nonce.as_ref());
+        bytes.extend_from_slice(tag.as_ref());
         Sealed { key_id: self.newest_id, bytes }
     }
 

@@ -169,7 +169,8 @@ impl Database {
     /// How many bytes it takes.
     fn put_event(&self, (session, stream): Place, row: i64, event: &Event) -> rusqlite::Result<u64> {
         let key = event_key(session, stream, event.sequence);
-        let sealed = self.ring.current().seal(Purpose::Event, &key, &event.encode());
+        let (head, message) = event.parts();
+        let sealed = self.ring.current().seal_joined(Purpose::Event, &key, &[&head, message]);
         let bytes = sealed.bytes.len() as u64;
         let (ending, weight) = (Ending::number(event.ending), event.weight.number());
         let (sequence, at) = (column(event.sequence), time_column(event.at));

@@ -62,9 +62,14 @@ impl Writer {
     }
 
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.length(bytes);
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// The length of bytes that are to follow by themselves.
+    pub(super) fn length(&mut self, bytes: &[u8]) {
         let length = u32::try_from(bytes.len()).expect("messages, and so their parts, are far below 4 GiB");
         self.0.extend_from_slice(&length.to_be_bytes());
-        self.0.extend_from_slice(bytes);
     }
 
     pub(super) fn option(&mut self, text: Option<&str>) {

@@ -31,15 +31,16 @@ impl Event {
         self.message.len() + self.source.as_ref().map_or(0, Source::text_bytes)
     }
 
-    /// The body of its row but for the sequence, which it is bound to. To be sealed.
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut body = Writer::new(Kind::Event, self.message.len());
+    /// The body of its row but for the sequence, which it is bound to, as parts that follow each other: a large message is
+    /// not copied. To be sealed.
+    pub(super) fn parts(&self) -> (Vec<u8>, &[u8]) {
+        let mut body = Writer::new(Kind::Event, 0);
         body.byte(Ending::number(self.ending));
         body.byte(self.weight.number());
         body.time(self.at);
         Source::write(self.source.as_ref(), &mut body);
-        body.bytes(&self.message);
-        body.done()
+        body.length(&self.message);
+        (body.done(), &self.message)
     }
 
     /// The event of `sequence` whose row has this body.
@@ -158,6 +159,11 @@ mod tests {
     use super::super::suite::{at, hex};
     use super::*;
 
+    fn body(event: &Event) -> Vec<u8> {
+        let (head, message) = event.parts();
+        [&head, message].concat()
+    }
+
     fn event(source: Option<Source>) -> Event {
         let message = Bytes::from_static(b"{}");
         Event { sequence: 7, ending: Some(Ending::Answered), weight: Weight::Essential, message, source, at: at(0) }
@@ -174,7 +180,7 @@ mod tests {
                                                   7b7d",
             ),
         ] {
-            assert_eq!(hex(&event(source).encode()), bytes);
+            assert_eq!(hex(&body(&event(source))), bytes);
         }
         assert_eq!(hex(&Source::Frame(9).encode()), "0401010000000000000009");
     }
@@ -188,7 +194,7 @@ mod tests {
                 (Some(Ending::Silent), Weight::Passing),
             ] {
                 let event = Event { ending, weight, ..event(source.clone()) };
-                let body = event.encode();
+                let body = body(&event);
                 assert_eq!(Event::decode(7, body.clone()), Some(event));
                 (0..body.len()).for_each(|length| assert_eq!(Event::decode(7, body[..length].to_vec()), None));
                 assert_eq!(Event::decode(7, [body.clone(), vec![0]].concat()), None);
