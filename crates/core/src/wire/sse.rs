@@ -117,14 +117,28 @@ impl SseDecoder {
 /// `event: endpoint\n`, belong to the same event.
 pub fn encode(out: &mut Vec<u8>, id: Option<&str>, retry_ms: Option<u64>, data: &[u8]) {
     out.reserve(data.len() + id.map_or(0, str::len) + 48);
-    if let Some(id) = id.filter(|id| !id.contains(['\r', '\n', '\0'])) {
-        push_line(out, b"id: ", id.as_bytes());
-    }
+    push_id(out, id);
     if let Some(retry_ms) = retry_ms {
         push_line(out, b"retry: ", retry_ms.to_string().as_bytes());
     }
     push_lines(out, b"data: ", data);
     out.push(b'\n');
+}
+
+/// Appends the beginning of an event whose data follow as they are, and then [`END`]: for data that are too large to be
+/// copied. They must have no raw line end.
+pub fn begin(out: &mut Vec<u8>, id: Option<&str>) {
+    push_id(out, id);
+    out.extend_from_slice(b"data: ");
+}
+
+/// What ends an event that was [begun](begin).
+pub const END: &[u8] = b"\n\n";
+
+fn push_id(out: &mut Vec<u8>, id: Option<&str>) {
+    if let Some(id) = id.filter(|id| !id.contains(['\r', '\n', '\0'])) {
+        push_line(out, b"id: ", id.as_bytes());
+    }
 }
 
 /// Appends a comment, which clients ignore: it only shows that the stream is alive.

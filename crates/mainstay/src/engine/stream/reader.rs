@@ -8,6 +8,7 @@ use bytes::Bytes;
 use mainstay_core::call::{EventId, StreamId};
 use mainstay_core::wire::sse;
 use mainstay_store::journal::{Content, Ending, Event, Weight};
+use memchr::memchr2;
 use tokio::time::Instant;
 
 use crate::engine::stream::log::{Log, Logged};
@@ -22,6 +23,8 @@ pub struct Reader {
     /// What comes between the priming event and what the stream has in memory.
     backlog: VecDeque<(String, Bytes)>,
     form: Form,
+    /// The rest of an event that was begun.
+    rest: VecDeque<Bytes>,
     ended: bool,
     /// What was sent a moment ago, where that is not taken before it is known that the connection lives on.
     handed: VecDeque<(u64, Instant)>,
@@ -46,6 +49,9 @@ impl Reader {
     /// The next bytes for the connection: the priming event first, then every event in hand, a comment after 15 quiet
     /// seconds. `None` once the stream is finished or another reader took over. Cancel-safe.
     pub async fn next(&mut self) -> Option<Bytes> {
+        if let Some(part) = self.rest.pop_front() {
+            return Some(part);
+        }
         if let Some(resumed) = self.prime.take() {
             let id = resumed.unwrap_or_else(|| self.stream.event_id(self.cursor, false));
             let mut primed = Vec::with_capacity(128);
@@ -53,8 +59,8 @@ impl Reader {
             return Some(primed.into());
         }
         if let Some((id, message)) = self.backlog.pop_front() {
-            let mut chunk = Vec::with_capacity(message.len() + 64);
-            self.form.encode(&mut chunk, &id, &message);
+            let mut chunk = Vec::new();
+            self.form.encode(&mut chunk, &id, &message, &mut self.rest);
             return Some(chunk.into());
         }
         while !self.ended {
@@ -154,9 +160,9 @@ impl Reader {
         let ready = log.events.iter().filter(|event| event.sequence > seen && event.sequence <= settled);
         for event in ready.filter(is_new) {
             let id = self.stream.event_id(event.sequence, event.last);
-            self.form.encode(&mut chunk, &id, &event.message);
+            self.form.encode(&mut chunk, &id, &event.message, &mut self.rest);
             self.cursor = event.sequence;
-            if chunk.len() >= CHUNK_BYTES {
+            if chunk.len() >= CHUNK_BYTES || !self.rest.is_empty() {
                 break;
             }
         }
@@ -245,6 +251,7 @@ impl Stream {
             backlog: VecDeque::new(),
             form: Form::Streamable,
             ended: false,
+            rest: VecDeque::new(),
             handed: VecDeque::new(),
             seen_through: if after.is_none() { sent_through } else { 0 },
         }
@@ -276,11 +283,16 @@ impl Form {
         }
     }
 
-    fn encode(&self, out: &mut Vec<u8>, id: &str, message: &[u8]) {
+    /// Appends an event. What of it follows `out` is left in `rest`: a large message is not copied.
+    fn encode(&self, out: &mut Vec<u8>, id: &str, message: &Bytes, rest: &mut VecDeque<Bytes>) {
         if matches!(self, Self::HttpSse(_)) {
             out.extend_from_slice(b"event: message\n");
         }
-        sse::encode(out, Some(id), None, message);
+        if message.len() < CHUNK_BYTES || memchr2(b'\n', b'\r', message).is_some() {
+            return sse::encode(out, Some(id), None, message);
+        }
+        sse::begin(out, Some(id));
+        rest.extend([message.clone(), Bytes::from_static(sse::END)]);
     }
 }
 
