@@ -47,8 +47,6 @@ impl Start {
         for name in SERVICE_VARIABLES {
             command.env_remove(name);
         }
-        // Its allocator gives back what is freed at once: an answer of many megabytes must not stay once it is sent.
-        command.env(PURGE_DELAY, "0");
         command
     }
 }
@@ -161,6 +159,3 @@ pub(crate) const SERVICE_VARIABLES: [&str; 6] =
 
 /// How long a dead worker's socket is read for what it had still said.
 const LAST_WORDS_BOUND: Duration = Duration::from_millis(100);
-
-/// How long mimalloc keeps what is freed, in milliseconds.
-const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
