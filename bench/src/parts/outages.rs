@@ -61,6 +61,8 @@ async fn kills(plan: &Plan, gateway: &mut Gateway) -> Result<(Vec<Row>, Value)> 
     let endpoint = place(gateway, "json")?;
     let storm = tokio::task::block_in_place(|| Storm::begin(&endpoint, plan.clients))?;
     let mut kills = Vec::new();
+    // The start of the gateway was one, too.
+    tokio::time::sleep(plan.apart).await;
     for _ in 0..plan.kills {
         more_answers(&storm, CALLS_BETWEEN).await?;
         let worker = gateway.worker().await?;
