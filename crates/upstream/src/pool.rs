@@ -449,6 +449,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_answer_is_seen_however_much_the_task_has_done_in_its_turn() {
+        let (host, request, _heard) = server(|_, nth| Some(if nth % 2 == 0 { CHUNKED } else { WHOLE })).await;
+        let connectors = Connectors::new();
+        // The runtime gives a task 128 looks at its resources before others have their turn.
+        for spent in 100..127 {
+            let mut reading = pin!(async { read(host.send(&connectors, request()).await).await });
+            let answered = std::future::poll_fn(|context| {
+                for _ in 0..spent {
+                    let _spent = pin!(tokio::task::consume_budget()).poll(context);
+                }
+                reading.as_mut().poll(context)
+            });
+            assert_eq!(timeout(Duration::from_secs(20), answered).await.as_deref(), Ok(&b"ok"[..]), "{spent}");
+        }
+    }
+
+    #[tokio::test]
     async fn idle_connections_are_closed_after_a_while() {
         let (host, request, mut heard) = server(|_, _| Some(WHOLE)).await;
         assert_eq!(read(host.send(&Connectors::new(), request()).await).await, "ok");

@@ -44,7 +44,7 @@ enum Brings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum IdFault {
     /// There is none.
-    #[error("`taskId` must be a string")]
+    #[error("`taskId` must be a string, and `taskIds` a list of such")]
     NoText,
     /// It can't be opened.
     #[error("`taskId` is refused: {0}")]
@@ -80,13 +80,22 @@ impl TaskIds {
                 edit::object(message, &params, &[(TASK_ID, Change::Set(&id))])
             }
             Brings::Some => {
-                let Some((wanted, ids)) = listened(message, &params) else { return Ok(message.clone()) };
-                let ids =
-                    ids.into_iter().map(|id| self.open(ring, now, &message[id])).collect::<Result<Vec<_>, _>>()?;
-                edit::object(message, &wanted, &[(TASK_IDS, Change::Set(&array(&ids)))])
+                let Some(wanted) = envelope::member(message, &params, WANTED) else { return Ok(message.clone()) };
+                // A filter that stands there several times stands there once afterwards: the one that was opened.
+                let wanted = self.opened_filter(ring, now, &message[wanted])?;
+                edit::object(message, &params, &[(WANTED, Change::Set(&wanted))])
             }
         };
         Ok(edit::apply(message, edits).into())
+    }
+
+    fn opened_filter(&mut self, ring: &Keyring, now: Timestamp, wanted: &[u8]) -> Result<Vec<u8>, IdFault> {
+        let whole = 0..wanted.len();
+        let Some(ids) = envelope::member(wanted, &whole, TASK_IDS) else { return Ok(wanted.to_vec()) };
+        let ids = &wanted[ids];
+        let shown = envelope::batch(ids).ok().flatten().ok_or(IdFault::NoText)?;
+        let own = shown.into_iter().map(|id| self.open(ring, now, &ids[id])).collect::<Result<Vec<_>, _>>()?;
+        Ok(edit::apply(wanted, edit::object(wanted, &whole, &[(TASK_IDS, Change::Set(&array(&own)))])))
     }
 
     /// A message of the server for the client: with the ids that the client knows.
@@ -140,7 +149,7 @@ impl TaskIds {
 
 /// What the filter of a stream that is listened to, in `holder`, has of tasks: the filter, and each id.
 fn listened(message: &[u8], holder: &Span) -> Option<(Span, Vec<Span>)> {
-    let wanted = envelope::member(message, holder, "notifications")?;
+    let wanted = envelope::member(message, holder, WANTED)?;
     let ids = envelope::member(message, &wanted, TASK_IDS)?;
     let elements = envelope::batch(&message[ids.clone()]).ok()??;
     let ids = elements.into_iter().map(|id| ids.start + id.start..ids.start + id.end).collect();
@@ -153,6 +162,7 @@ fn array(elements: &[Vec<u8>]) -> Vec<u8> {
 
 const TASK_ID: &str = "taskId";
 const TASK_IDS: &str = "taskIds";
+const WANTED: &str = "notifications";
 /// How many ids one request may bring.
 const IDS_MAX: usize = 1024;
 /// What a sealed one can't be longer than.
@@ -250,8 +260,12 @@ mod tests {
             )
         };
         assert_eq!(text(&exchange.sealed(&ring, at(1), Bytes::from(status(own)))), status(&id));
-        let others = ids("bob", "files", Brings::Some).opened(&ring, at(1), &Bytes::from(listen(&id)));
-        assert_eq!(others, Err(IdFault::Unsealed(Unsealed::Foreign)));
+        let opened =
+            |name: &str, message: String| ids(name, "files", Brings::Some).opened(&ring, at(1), &Bytes::from(message));
+        assert_eq!(opened("bob", listen(&id)), Err(IdFault::Unsealed(Unsealed::Foreign)));
+        assert_eq!(opened("amy", listen(&id).replace(&format!("[{id}]"), own)), Err(IdFault::NoText), "no list");
+        let twice = listen(&id).replace("}}}", &format!("}},\"notifications\":{{\"taskIds\":[{own}]}}}}}}"));
+        assert_eq!(text(&opened("amy", twice).expect("its own")), listen(own), "none gets by that was not opened");
     }
 
     #[test]
