@@ -99,9 +99,25 @@ impl Engine {
         let Ok(heads) = self.journal.heads(places).await else { return };
         for ((live, call), head) in calls.into_iter().zip(heads) {
             if let Some(head) = head.filter(|head| head.claim != self.epoch) {
-                self.let_be(live, &call, head.ending).await;
+                let ending = self.ending_of(live, &call, head.ending).await;
+                self.let_be(live, &call, ending).await;
             }
         }
+    }
+
+    /// How a call has ended that another worker has taken. A cancelled one is taken first, and ended in the next write: where
+    /// it matters, that is waited for.
+    async fn ending_of(&self, live: &Live, call: &InFlight, seen: Option<Ending>) -> Option<Ending> {
+        let mut ending = seen;
+        for _ in 0..ENDING_LOOKS_MAX {
+            if ending.is_some() || !live.link.is_connection() {
+                break;
+            }
+            tokio::time::sleep(LOOK_PAUSE).await;
+            let heads = self.journal.heads(vec![(live.key, call.stream)]).await.unwrap_or_default();
+            ending = heads.into_iter().flatten().next().and_then(|head| head.ending);
+        }
+        ending
     }
 
     async fn see_ended(&self, live: &Arc<Live>) {
@@ -142,3 +158,5 @@ fn own_calls(live: &Live) -> Vec<InFlight> {
 
 /// How often a leaver looks what has become of its calls.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
+/// How often it looks whether a call that was taken has ended, too.
+const ENDING_LOOKS_MAX: usize = 4;
